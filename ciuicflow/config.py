@@ -1,0 +1,245 @@
+"""The configuration: YAML in, strict immutable records out.
+
+An unknown key, a wrong type or a value out of range is an error that names its path.
+"""
+
+import ssl
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, get_args
+from urllib.parse import urlsplit
+
+import msgspec
+import yaml
+
+from ciuicflow.errors import ConfigError, StartError
+from ciuicflow.observability.logs import LogConfig
+from ciuicflow.routing.health import HealthPolicy, PositiveSeconds
+
+Bytes = Annotated[int, msgspec.Meta(ge=1024, le=1 << 40)]
+RoutingName = Literal["round_robin", "least_load", "power_of_two"]
+ROUTING_NAMES: Final[tuple[str, ...]] = get_args(RoutingName)
+
+
+class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A record that refuses what it does not know."""
+
+
+class Address(msgspec.Struct, frozen=True):
+    """Where to listen."""
+
+    host: str
+    port: int  # 0: any free port
+
+    @classmethod
+    def parse(cls, text: str) -> "Address":
+        """Read HOST:PORT, an IPv6 host in brackets. Raises ValueError."""
+        host, separator, port = text.rpartition(":")
+        if not separator or not port.isascii() or not port.isdigit() or int(port) > 65535:
+            raise ValueError(f"expected HOST:PORT such as 127.0.0.1:8080, got {text!r}")
+        if host.startswith("[") and host.endswith("]"):
+            host = host[1:-1]
+        elif ":" in host:
+            raise ValueError(f"an IPv6 host goes in brackets: [::1]:8080, got {text!r}")
+        if not host:
+            raise ValueError(f"expected HOST:PORT, got {text!r}; 0.0.0.0 listens everywhere")
+        return cls(host, int(port))
+
+    def __str__(self) -> str:
+        """Return HOST:PORT."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class UpstreamUrl(msgspec.Struct, frozen=True):
+    """Where an upstream lives."""
+
+    tls: bool
+    host: str
+    port: int
+    prefix: str  # path without a trailing slash; empty for the root
+
+    @classmethod
+    def parse(cls, text: str) -> "UpstreamUrl":
+        """Read an http or https URL. Raises ValueError."""
+        wanted = f"expected a URL such as http://127.0.0.1:8000, got {text!r}"
+        try:
+            parts = urlsplit(text)
+            port = parts.port
+        except ValueError as error:
+            raise ValueError(f"{wanted}: {error}") from None
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(wanted)
+        if parts.username is not None or parts.query or parts.fragment:
+            raise ValueError(f"{wanted}: no user, query or fragment belongs in it")
+        if not text.isascii() or not text.isprintable() or " " in text:
+            raise ValueError(f"{wanted}: it holds a character that is not allowed in a URL")
+        tls = parts.scheme == "https"
+        if port is None:
+            port = 443 if tls else 80
+        return cls(tls, parts.hostname, port, parts.path.rstrip("/"))
+
+    @property
+    def authority(self) -> str:
+        """HOST or HOST:PORT, as a Host field carries it."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == (443 if self.tls else 80) else f"{host}:{self.port}"
+
+    def __str__(self) -> str:
+        """Return the URL."""
+        return f"{'https' if self.tls else 'http'}://{self.authority}{self.prefix}"
+
+
+class ServerTls(_Strict, frozen=True):
+    """The certificate that clients see; PEM files."""
+
+    cert_file: str
+    key_file: str
+
+    def context(self) -> ssl.SSLContext:
+        """Load the files. Raises StartError."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.set_alpn_protocols(["http/1.1"])
+        try:
+            context.load_cert_chain(self.cert_file, self.key_file)
+        except (OSError, ssl.SSLError) as error:
+            raise StartError(
+                f"cannot load the certificate {self.cert_file} with the key {self.key_file}: "
+                f"{error}. Give PEM files that belong together in $.tls"
+            ) from None
+        return context
+
+
+class Upstream(_Strict, frozen=True):
+    """One engine server, as configured."""
+
+    url: str
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=128)] | None = None
+    models: list[str] | None = None
+    host: Literal["preserve", "upstream"] | None = None
+    ca_file: str | None = None
+    verify: bool = True
+    probe_headers: dict[str, str] = {}
+
+    def __post_init__(self) -> None:
+        """Check what types cannot say."""
+        UpstreamUrl.parse(self.url)
+        for name, value in self.probe_headers.items():
+            if not name.isascii() or not value.isprintable() or not name.isprintable():
+                raise ValueError(f"probe_headers: {name!r} is not a header")
+
+    @property
+    def address(self) -> UpstreamUrl:
+        """The URL, parsed."""
+        return UpstreamUrl.parse(self.url)
+
+    @property
+    def id(self) -> str:
+        """The name, or HOST:PORT."""
+        return self.name or f"{self.address.host}:{self.address.port}{self.address.prefix}"
+
+    @property
+    def own_host(self) -> bool:
+        """Whether requests carry the upstream's own name as Host.
+
+        Unless configured, only https upstreams get it: they are mostly shared front ends that
+        choose by name, while an engine on http takes any Host and should see the client's.
+        """
+        return self.address.tls if self.host is None else self.host == "upstream"
+
+    def tls_context(self) -> ssl.SSLContext | None:
+        """Make the client context; None for http. Raises StartError."""
+        if not self.address.tls:
+            return None
+        try:
+            context = ssl.create_default_context(cafile=self.ca_file)
+        except (OSError, ssl.SSLError) as error:
+            raise StartError(f"cannot load ca_file {self.ca_file} of {self.url}: {error}") from None
+        context.set_alpn_protocols(["http/1.1"])
+        if not self.verify:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        return context
+
+
+class Limits(_Strict, frozen=True):
+    """Bounds on what a client may make the gateway hold."""
+
+    header_bytes: Bytes = 65536
+    uri_bytes: Bytes = 16384
+    body_bytes: Bytes = 64 << 20  # base64 images of 40 MB are in use
+    buffered_bytes: Bytes = 512 << 20  # bodies held in all, while their model is looked up
+    connections: Annotated[int, msgspec.Meta(ge=1, le=1 << 24)] = 65536
+
+
+class Timeouts(_Strict, frozen=True):
+    """How long each wait may last, in seconds."""
+
+    header_s: PositiveSeconds = 10.0  # from a head's first byte to its last
+    idle_s: PositiveSeconds = 75.0  # a client connection between two requests
+    body_s: PositiveSeconds = 60.0  # a client that sends (or takes) no byte in mid-message
+    connect_s: PositiveSeconds = 5.0  # to an upstream, its TLS handshake included
+    response_s: PositiveSeconds = 3600.0  # until the first response byte: reasoning takes long
+    stall_s: PositiveSeconds = 3600.0  # silence within a response: 15 minutes are legal
+    drain_s: PositiveSeconds = 60.0  # how long running exchanges may go on after SIGTERM
+    settle_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 2.0  # from not ready to not listening
+
+
+class Config(_Strict, frozen=True):
+    """All of it."""
+
+    upstreams: Annotated[list[Upstream], msgspec.Meta(min_length=1, max_length=1024)]
+    listen: str = "127.0.0.1:8080"
+    admin: str = "127.0.0.1:9090"
+    tls: ServerTls | None = None
+    routing: RoutingName = "least_load"
+    limits: Limits = Limits()
+    timeouts: Timeouts = Timeouts()
+    health: HealthPolicy = HealthPolicy()
+    log: LogConfig = LogConfig()
+
+    def __post_init__(self) -> None:
+        """Check what single fields cannot say."""
+        listen, admin = Address.parse(self.listen), Address.parse(self.admin)
+        if listen == admin and listen.port:
+            raise ValueError(f"listen and admin are both {listen}: they need a port each")
+        names = [upstream.id for upstream in self.upstreams]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"upstreams: {name!r} stands there twice; give each a name")
+        for own in (listen, admin):
+            for upstream in self.upstreams:
+                if own.port and (own.host, own.port) == (
+                    upstream.address.host,
+                    upstream.address.port,
+                ):
+                    raise ValueError(f"upstreams: {upstream.url} is this gateway's own address")
+
+
+def decode(data: object) -> Config:
+    """Turn decoded YAML into records. Raises ConfigError with the path of what is wrong."""
+    if not isinstance(data, dict):
+        raise ConfigError("$: expected a mapping with at least `upstreams`")
+    try:
+        return msgspec.convert(data, Config)
+    except msgspec.ValidationError as error:
+        message, _, path = str(error).rpartition(" - at ")
+        if not message:
+            raise ConfigError(f"$: {error}") from None
+        raise ConfigError(f"{path.strip('`')}: {message}") from None
+
+
+def load(path: Path | None, overrides: dict[str, Any]) -> Config:
+    """Read a file and lay the command line's `overrides` over it. Raises ConfigError."""
+    data: object = {}
+    if path is not None:
+        try:
+            data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+        if not isinstance(data, dict):
+            raise ConfigError(f"{path}: expected a mapping with at least `upstreams`")
+    try:
+        return decode({**data, **overrides} if isinstance(data, dict) else data)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}" if path else str(error)) from None

@@ -1,0 +1,199 @@
+"""Wires the gateway together: the only place where its parts are made."""
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import aiohttp
+
+from ciuicflow import __version__
+from ciuicflow.config import Address, Config
+from ciuicflow.endpoint import EndpointState
+from ciuicflow.errors import ConfigError, StartError
+from ciuicflow.gateway.admin import AdminServer
+from ciuicflow.gateway.deadlines import Deadlines
+from ciuicflow.gateway.endpoints import EndpointTable
+from ciuicflow.gateway.handler import Handler
+from ciuicflow.gateway.models import ModelLister
+from ciuicflow.gateway.server import ClientServer
+from ciuicflow.observability.logs import LogWriter
+from ciuicflow.observability.metrics import EndpointSample, Metrics
+from ciuicflow.routing.table import POLICIES
+from ciuicflow.runtime import lag
+from ciuicflow.runtime.probe import Prober, ProbeTarget
+
+log = logging.getLogger("ciuicflow")
+
+_DRAIN_POLL_S: Final = 0.02
+
+
+class App:
+    """The gateway: a Service for runtime/lifecycle.py."""
+
+    def __init__(self, load: Callable[[], Config], log_writer: LogWriter) -> None:
+        """Take how to get the configuration; a running event loop is needed. Raises StartError."""
+        self._load = load
+        self._config = config = load()
+        self._log_writer = log_writer
+        self._deadlines = Deadlines(config.timeouts)
+        self._endpoints = EndpointTable(config, self._deadlines)
+        self._metrics = Metrics(
+            endpoints=self._samples,
+            client_connections=lambda: self._server.connections,
+            log_lines_dropped=lambda: log_writer.dropped,
+        )
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(force_close=True, limit=0),
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
+        self._prober = Prober(
+            self._session,
+            self._probe_targets,
+            config.health,
+            lambda state: self._metrics.upstream_failure(state.id, "probe"),
+        )
+        self._models = ModelLister(self._session, config.timeouts.connect_s)
+        self._handler = Handler(
+            config,
+            self._endpoints,
+            POLICIES[config.routing](random.Random()),
+            self._models,
+            self._metrics,
+            log_writer,
+        )
+        self._server = ClientServer(config, self._handler, self._deadlines)
+        self._admin = AdminServer(self._metrics, self._not_ready, self._state)
+        self._background: list[asyncio.Task[None]] = []
+
+    # Service.
+
+    async def start(self) -> str:
+        """See Service."""
+        admin = await self._admin.listen(Address.parse(self._config.admin))
+        if len(self._endpoints) > 1:
+            # Which of several takes a request depends on their models: learn them first.
+            await self._prober.probe_all()
+        listen = await self._server.listen()
+        loop = asyncio.get_running_loop()
+        self._background = [
+            loop.create_task(self._prober.run()),
+            loop.create_task(lag.measure(self._set_lag)),
+        ]
+        return f"ready listen={listen} admin={admin}"
+
+    def reload(self) -> None:
+        """See Service. A bad configuration changes nothing."""
+        try:
+            config = self._load()
+            self._check_unchanged(config)
+            self._server.configure(config)
+            self._endpoints.configure(config)
+        except (ConfigError, StartError) as error:
+            self._metrics.reload("failure")
+            log.error("configuration not reloaded, the old one stays", extra={"reason": str(error)})
+            return
+        if config.routing != self._config.routing:
+            self._handler.policy = POLICIES[config.routing](random.Random())
+        self._config = self._handler.config = config
+        self._deadlines.configure(config.timeouts)
+        self._log_writer.configure(config.log)
+        self._prober.policy = config.health
+        self._models.timeout_s = config.timeouts.connect_s
+        self._metrics.reload("success")
+        log.info("configuration reloaded", extra={"upstreams": len(config.upstreams)})
+
+    async def drain(self) -> None:
+        """See Service."""
+        timeouts = self._config.timeouts
+        self._server.draining = self._handler.draining = True
+        await asyncio.sleep(timeouts.settle_s)
+        self._server.stop_listening()
+        loop = asyncio.get_running_loop()
+        end = loop.time() + timeouts.drain_s
+        while self._server.connections and loop.time() < end:
+            await asyncio.sleep(_DRAIN_POLL_S)
+            self._server.close_idle()
+        if self._server.connections:
+            log.warning(
+                "drain time is over: cutting what is left",
+                extra={"connections": self._server.connections},
+            )
+
+    async def stop(self) -> None:
+        """See Service."""
+        self._server.stop_listening()
+        self._server.shut_down()
+        for task in self._background:
+            task.cancel()
+        self._endpoints.close()
+        self._deadlines.close()
+        await self._admin.close()
+        await self._session.close()
+
+    # What the parts ask each other.
+
+    def _check_unchanged(self, config: Config) -> None:
+        for name in ("listen", "admin"):
+            old, new = getattr(self._config, name), getattr(config, name)
+            if old != new:
+                raise ConfigError(f"$.{name}: {old} cannot become {new} without a restart")
+        if (self._config.tls is None) != (config.tls is None):
+            raise ConfigError("$.tls cannot be switched on or off without a restart")
+
+    def _samples(self) -> Iterator[EndpointSample]:
+        for endpoint in self._endpoints:
+            state, pool = endpoint.state, endpoint.pool
+            yield EndpointSample(state.id, state.up, state.in_flight, pool.idle, pool.busy)
+
+    def _probe_targets(self) -> Iterator[ProbeTarget]:
+        several = len(self._endpoints) > 1
+        for endpoint in self._endpoints:
+            upstream = endpoint.upstream
+            yield ProbeTarget(
+                endpoint.state,
+                str(endpoint.address),
+                upstream.probe_headers,
+                endpoint.tls,
+                upstream.models is None and several,
+            )
+
+    def _not_ready(self) -> list[str]:
+        reasons = []
+        if self._server.draining:
+            reasons.append("draining")
+        if not any(state.up for state in self._endpoints.states):
+            reasons.append("no endpoint is up")
+        return reasons
+
+    def _set_lag(self, lag_s: float) -> None:
+        self._metrics.event_loop_lag_s = lag_s
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "version": __version__,
+            "ready": not self._not_ready(),
+            "draining": self._server.draining,
+            "routing": self._config.routing,
+            "client_connections": self._server.connections,
+            "endpoints": [
+                _describe(endpoint.state)
+                | {
+                    "url": str(endpoint.address),
+                    "idle_connections": endpoint.pool.idle,
+                    "busy_connections": endpoint.pool.busy,
+                }
+                for endpoint in self._endpoints
+            ],
+        }
+
+
+def _describe(state: EndpointState) -> dict[str, Any]:
+    return {
+        "name": state.id,
+        "up": state.up,
+        "models": None if state.models is None else sorted(state.models),
+        "in_flight": state.in_flight,
+        "failures": state.failures,
+    }

@@ -1,0 +1,100 @@
+"""The endpoints in use: their ledger entries, their pools, and how a reload changes the set."""
+
+import ssl
+from collections.abc import Iterator
+
+from ciuicflow.config import Config, Upstream
+from ciuicflow.endpoint import EndpointId, EndpointState
+from ciuicflow.gateway.deadlines import Deadlines
+from ciuicflow.gateway.headers import RequestHead, upstream_head
+from ciuicflow.gateway.upstream import Pool
+
+
+class Endpoint:
+    """One upstream: its settings, its ledger entry and its connections."""
+
+    def __init__(self, upstream: Upstream, config: Config, deadlines: Deadlines) -> None:
+        self.upstream = upstream
+        self.address = upstream.address
+        self.tls: ssl.SSLContext | bool = upstream.tls_context() or True
+        self.state = EndpointState(EndpointId(upstream.id))
+        self.pool = Pool(upstream, config, deadlines)
+        self.adopt(upstream)
+
+    def adopt(self, upstream: Upstream) -> None:
+        """Take over reloaded settings that need no new connections."""
+        self.upstream = upstream
+        if upstream.models is not None:
+            self.state.models = frozenset(upstream.models)
+        self._prefix = self.address.prefix.encode()
+        self._host = self.address.authority.encode() if upstream.own_host else None
+
+    def request_head(self, head: RequestHead) -> bytes:
+        """Build the head that this upstream gets."""
+        return upstream_head(head, self._prefix, self._host)
+
+
+class EndpointTable:
+    """All endpoints by id, in the order of the configuration."""
+
+    def __init__(self, config: Config, deadlines: Deadlines) -> None:
+        self._deadlines = deadlines
+        self._by_id: dict[EndpointId, Endpoint] = {}
+        self.states: tuple[EndpointState, ...] = ()
+        self.configure(config)
+
+    def __getitem__(self, endpoint_id: EndpointId) -> Endpoint:
+        """Return the endpoint with this id."""
+        return self._by_id[endpoint_id]
+
+    def __iter__(self) -> Iterator[Endpoint]:
+        """Go through the endpoints."""
+        return iter(self._by_id.values())
+
+    def __len__(self) -> int:
+        """Count them."""
+        return len(self._by_id)
+
+    @property
+    def models_known(self) -> bool:
+        """Whether it can matter which model a request names."""
+        return any(state.models is not None for state in self.states)
+
+    def configure(self, config: Config) -> None:
+        """Keep what stays, with its state and connections; add and retire the rest.
+
+        A retired endpoint's running exchanges end normally. Raises StartError, and then changes
+        nothing.
+        """
+        fresh: dict[EndpointId, Endpoint] = {}
+        for upstream in config.upstreams:
+            known = self._by_id.get(EndpointId(upstream.id))
+            if known is not None and _same_connections(known.upstream, upstream):
+                fresh[known.state.id] = known
+            else:
+                fresh[EndpointId(upstream.id)] = Endpoint(upstream, config, self._deadlines)
+        for upstream in config.upstreams:
+            endpoint = fresh[EndpointId(upstream.id)]
+            endpoint.adopt(upstream)
+            endpoint.pool.configure(config)
+        kept = set(map(id, fresh.values()))
+        for endpoint in self._by_id.values():
+            if id(endpoint) not in kept:
+                endpoint.pool.close()
+        self._by_id = fresh
+        self.states = tuple(endpoint.state for endpoint in fresh.values())
+
+    def close(self) -> None:
+        """Close all idle connections."""
+        for endpoint in self:
+            endpoint.pool.close()
+
+
+def _same_connections(old: Upstream, new: Upstream) -> bool:
+    """Whether connections and ledger of the one can serve the other."""
+    return (old.url, old.ca_file, old.verify, old.models is None) == (
+        new.url,
+        new.ca_file,
+        new.verify,
+        new.models is None,
+    )

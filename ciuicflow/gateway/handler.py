@@ -1,0 +1,251 @@
+"""The path of a request. Start reading here, from `Handler.handle` downwards.
+
+server.py has read a head and made an Exchange of it. Here it gets an endpoint and a connection;
+then relay.py moves its bytes, and `finished` accounts for it. Nothing on the common path waits:
+where a pooled connection is idle, the request is on its way before `handle` returns.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Collection, Coroutine
+from typing import Any, Final
+
+import msgspec
+
+from ciuicflow.config import Config
+from ciuicflow.endpoint import EndpointId
+from ciuicflow.gateway.endpoints import Endpoint, EndpointTable
+from ciuicflow.gateway.models import ModelLister, is_model_list, model_in_path
+from ciuicflow.gateway.relay import Exchange
+from ciuicflow.gateway.responses import ANSWERS
+from ciuicflow.observability.lines import RequestLine
+from ciuicflow.observability.logs import LogWriter
+from ciuicflow.observability.metrics import Metrics
+from ciuicflow.request import Outcome
+from ciuicflow.routing.base import Choice, RoutingPolicy, UnknownModel, eligible
+from ciuicflow.routing.health import record_failure, record_live_success
+
+log = logging.getLogger(__name__)
+
+# Outcomes that say that the endpoint is at fault (conformance 24).
+_ENDPOINT_FAULTS: Final = {
+    Outcome.UPSTREAM_FAILED: "reset",
+    Outcome.UPSTREAM_BROKEN: "broken",
+    Outcome.UPSTREAM_TIMEOUT: "timeout",
+}
+
+
+class _ModelField(msgspec.Struct):
+    """The one field of a request's body that placement needs."""
+
+    model: str | None = None
+
+
+_model_field: Final = msgspec.json.Decoder(_ModelField)
+
+
+class Handler:
+    """Takes exchanges from the client side, finds each an endpoint, and accounts for them."""
+
+    def __init__(
+        self,
+        config: Config,
+        endpoints: EndpointTable,
+        policy: RoutingPolicy,
+        models: ModelLister,
+        metrics: Metrics,
+        log_writer: LogWriter,
+    ) -> None:
+        self.config = config
+        self.endpoints = endpoints
+        self.policy = policy
+        self.draining = False
+        self._models = models
+        self._metrics = metrics
+        self._log = log_writer
+        self._buffered_bytes = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def retry_after_s(self) -> float:
+        """When a refused client may try again: after the probes that can bring an endpoint up."""
+        health = self.config.health
+        return health.interval_s * health.recover_threshold
+
+    # 1. A request has arrived.
+
+    def handle(self, exchange: Exchange) -> None:
+        """Start an exchange whose head, and maybe some of its body, is here."""
+        head = exchange.head
+        if head.method == b"CONNECT":
+            exchange.refuse(Outcome.METHOD_REFUSED)
+        elif len(self.endpoints) == 1:
+            self.place(exchange, None)  # whatever it asks for, it asks that one
+        elif is_model_list(head):
+            exchange.connecting = self._spawn(self._list_models(exchange))
+        elif head.method == b"POST" and exchange.has_body and self.endpoints.models_known:
+            exchange.collect()  # the model is in the body: `collected` goes on
+        else:
+            self.place(exchange, model_in_path(head.target))
+
+    def collected(self, exchange: Exchange) -> None:
+        """Go on with a request whose whole body is here."""
+        try:
+            model = _model_field.decode(exchange.payload()).model
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            model = None  # not JSON, or not an object with a model: any endpoint may judge it
+        self.place(exchange, model)
+
+    # 2. Which endpoint?
+
+    def place(
+        self, exchange: Exchange, model: str | None, excluded: Collection[EndpointId] = ()
+    ) -> None:
+        """Choose an endpoint and send the request there, or refuse it."""
+        endpoint = self._choose(exchange, model, excluded)
+        if endpoint is None:
+            return
+        upstream = endpoint.pool.checkout() if exchange.replayable else None
+        if upstream is not None:
+            exchange.attach(upstream)
+        else:
+            exchange.connecting = self._spawn(self._connect(exchange, model, endpoint))
+
+    def _choose(
+        self, exchange: Exchange, model: str | None, excluded: Collection[EndpointId]
+    ) -> Endpoint | None:
+        try:
+            candidates = eligible(self.endpoints.states, model, excluded)
+        except UnknownModel:
+            detail = f"`{model}`"[:200]
+            exchange.refuse(Outcome.UNKNOWN_MODEL, detail=detail, param="model")
+            return None
+        if not candidates:
+            exchange.refuse(Outcome.NO_ENDPOINT, detail=exchange.detail)
+            return None
+        only = len(candidates) == 1
+        choice = Choice(candidates[0], "only") if only else self.policy.pick(candidates)
+        self._leave(exchange)
+        exchange.endpoint = endpoint = self.endpoints[choice.endpoint.id]
+        exchange.why = choice.reason
+        endpoint.state.in_flight += 1
+        return endpoint
+
+    # 3. Connect, where no connection is idle; go to another endpoint where that fails.
+
+    async def _connect(self, exchange: Exchange, model: str | None, endpoint: Endpoint) -> None:
+        tried: list[EndpointId] = []
+        next_endpoint: Endpoint | None = endpoint
+        while next_endpoint is not None:
+            endpoint = next_endpoint
+            try:
+                upstream = await endpoint.pool.connect()
+            except (OSError, UnicodeError) as error:  # UnicodeError: a host name that can't be one
+                exchange.detail = f"{endpoint.state.id}: {_spell(error)}"
+                self._failed(endpoint, "connect", exchange.detail)
+                tried.append(endpoint.state.id)
+                next_endpoint = self._choose(exchange, model, tried)
+            else:
+                exchange.attach(upstream)
+                return
+
+    def retry(self, exchange: Exchange) -> None:
+        """Send a request again whose pooled connection proved dead, on a fresh one (once)."""
+        endpoint = exchange.endpoint
+        assert endpoint is not None
+        self._metrics.retry(endpoint.state.id)
+        exchange.connecting = self._spawn(self._connect(exchange, None, endpoint))
+
+    # 4. relay.py moves the bytes until the exchange ends.
+
+    # 5. It has ended.
+
+    def finished(self, exchange: Exchange, outcome: Outcome) -> None:
+        """Account for an exchange; called exactly once for each."""
+        now = time.monotonic()
+        duration_s = now - exchange.started_s
+        self._metrics.request("bypass", "none", outcome, exchange.status, duration_s, now)
+        endpoint = exchange.endpoint
+        if endpoint is not None:
+            self._leave(exchange)
+            self._judge(endpoint, exchange, outcome)
+        if self._log.requests:
+            head = exchange.head
+            self._log.request(
+                RequestLine(
+                    time.time(),
+                    head.method,
+                    head.target,
+                    exchange.status,
+                    outcome,
+                    endpoint.state.id if endpoint is not None else "",
+                    exchange.why,
+                    duration_s * 1e3,
+                    exchange.bytes_in,
+                    exchange.bytes_out,
+                    exchange.client.peer,
+                )
+            )
+
+    def refused(self, peer: str, outcome: Outcome) -> None:
+        """Account for bytes that never became a request."""
+        answer = ANSWERS[outcome]
+        status = answer.status if answer is not None else 0
+        self._metrics.request("bypass", "none", outcome, status, 0.0, time.monotonic())
+        if self._log.requests:
+            self._log.request(
+                RequestLine(time.time(), b"-", b"-", status, outcome, "", "", 0.0, 0, 0, peer)
+            )
+
+    def _judge(self, endpoint: Endpoint, exchange: Exchange, outcome: Outcome) -> None:
+        """Let live traffic tell whether the endpoint is well."""
+        fault = _ENDPOINT_FAULTS.get(outcome)
+        if fault is None and outcome is Outcome.COMPLETED:
+            if exchange.status < 500:
+                if endpoint.state.failures and record_live_success(endpoint.state):
+                    log.info("endpoint is up again", extra={"endpoint": endpoint.state.id})
+                return
+            fault = "5xx"
+        if fault is not None:
+            self._failed(endpoint, fault, exchange.detail or f"status {exchange.status}")
+
+    def _failed(self, endpoint: Endpoint, reason: str, detail: str) -> None:
+        self._metrics.upstream_failure(endpoint.state.id, reason)
+        if record_failure(endpoint.state, self.config.health):
+            log.warning(
+                "endpoint is down: the next requests go to others while there are any",
+                extra={"endpoint": endpoint.state.id, "reason": detail},
+            )
+
+    def _leave(self, exchange: Exchange) -> None:
+        """Take the exchange off the ledger of its endpoint."""
+        if exchange.endpoint is not None:
+            exchange.endpoint.state.in_flight -= 1
+            exchange.endpoint = None
+
+    # Beside the path.
+
+    def buffer(self, size_bytes: int) -> bool:
+        """Count body bytes that are held, negative ones given back. False: there are too many."""
+        self._buffered_bytes += size_bytes
+        return self._buffered_bytes <= self.config.limits.buffered_bytes
+
+    async def _list_models(self, exchange: Exchange) -> None:
+        listing = await self._models.union(exchange.head, list(self.endpoints))
+        if listing is None:
+            exchange.refuse(Outcome.NO_ENDPOINT)
+        else:
+            exchange.answer(listing.status, listing.body)
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def _spell(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return "no connection in time"
+    return str(error) or type(error).__name__

@@ -1,0 +1,356 @@
+"""One exchange: a request's bytes up, its response's bytes down, and every way this can end."""
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from ciuicflow.gateway import responses
+from ciuicflow.gateway.framing import ChunkedBody
+from ciuicflow.gateway.headers import RequestHead, ResponseHead, client_head
+from ciuicflow.gateway.upstream import UpstreamConnection
+from ciuicflow.request import Outcome
+
+if TYPE_CHECKING:
+    from ciuicflow.gateway.endpoints import Endpoint
+    from ciuicflow.gateway.handler import Handler
+    from ciuicflow.gateway.server import ClientConnection
+
+# A request is kept whole until its first response byte, to be sent again if the pooled connection
+# turns out to be dead. Larger ones take a fresh connection, so that they need not be kept.
+REPLAY_BYTES: Final = 256 * 1024
+# How much of a body may arrive before there is a connection to send it on.
+HELD_BYTES: Final = 256 * 1024
+# An upstream that knows nothing of Expect must not cost curl its 1 s wait; one that refuses has
+# this long to do so before the body comes.
+CONTINUE_GRACE_S: Final = 0.25
+# A chunked body of no content: `0`, CRLF, CRLF.
+_LAST_CHUNK_BYTES: Final = 5
+
+
+class Exchange:
+    """Joins a client connection and an upstream connection for one request and its response."""
+
+    __slots__ = (
+        "_close_delimited",
+        "_continue_timer",
+        "_continued",
+        "_counted_bytes",
+        "_dechunk",
+        "_event_stream",
+        "_finished",
+        "_handler",
+        "_held",
+        "_held_bytes",
+        "_keep",
+        "_keeping",
+        "bytes_in",
+        "bytes_out",
+        "client",
+        "collecting",
+        "connecting",
+        "detail",
+        "endpoint",
+        "head",
+        "request_done",
+        "response_started",
+        "retried",
+        "started_s",
+        "status",
+        "upstream",
+        "why",
+    )
+
+    def __init__(
+        self, handler: "Handler", client: "ClientConnection", head: RequestHead, started_s: float
+    ) -> None:
+        self.head = head
+        self.client = client
+        self.started_s = started_s
+        self.endpoint: Endpoint | None = None
+        self.why = ""
+        self.status = 0
+        self.bytes_in = 0
+        self.bytes_out = 0  # body bytes on the wire
+        self.detail = ""  # why it failed
+        self.request_done = False
+        self.response_started = False
+        self.retried = False
+        self.upstream: UpstreamConnection | None = None
+        self.connecting: asyncio.Task[None] | None = None
+        self.collecting = False  # the whole body is wanted before an endpoint is chosen
+        self._handler = handler
+        self._held: list[bytes] = []  # body bytes: not sent yet, or kept to be sent again
+        self._held_bytes = 0
+        self._keeping = True
+        self._counted_bytes = 0  # of the bound on all bodies that are held
+        self._keep = False  # the client connection, for its next request
+        self._continued = False
+        self._event_stream = False
+        self._close_delimited = False
+        self._dechunk: ChunkedBody | None = None
+        self._continue_timer: asyncio.TimerHandle | None = None
+        self._finished = False
+
+    @property
+    def head_request(self) -> bool:
+        """Whether the response has no body whatever its head says."""
+        return self.head.method == b"HEAD"
+
+    @property
+    def has_body(self) -> bool:
+        """Whether the request has a body, or may have one."""
+        return self.head.chunked or self.head.content_length > 0
+
+    @property
+    def replayable(self) -> bool:
+        """Whether the request is small enough to be kept until the first response byte."""
+        return self.head.content_length <= REPLAY_BYTES and not self.head.chunked
+
+    # The request, from the client.
+
+    def request_body(self, data: bytes, *, done: bool) -> None:
+        """Take body bytes in their framing; `done` with the last."""
+        self.bytes_in += len(data)
+        self.request_done = done
+        if data and self._keeping:
+            self._held.append(data)
+            self._held_bytes += len(data)
+        if self.upstream is not None:
+            self.upstream.write(data)
+        elif self.collecting:
+            self._collect(len(data), done=done)
+        elif self._held_bytes > HELD_BYTES:
+            self.client.read(False)
+
+    def collect(self) -> None:
+        """Gather the whole body before an endpoint is chosen; Handler.collected goes on."""
+        self.collecting = True
+        self.send_continue()
+        self._collect(self._held_bytes, done=self.request_done)
+
+    def payload(self) -> bytes:
+        """Return the content of the collected body."""
+        body = b"".join(self._held)
+        if not self.head.chunked:
+            return body
+        pieces: list[bytes] = []
+        ChunkedBody().feed(body, pieces)
+        return b"".join(pieces)
+
+    def _collect(self, size_bytes: int, *, done: bool) -> None:
+        self._counted_bytes += size_bytes
+        if not self._handler.buffer(size_bytes):
+            self.refuse(Outcome.OVERLOADED, detail="too many bodies are held")
+        elif done:
+            self.collecting = False
+            self._handler.collected(self)
+
+    def _release_buffer(self) -> None:
+        self._handler.buffer(-self._counted_bytes)
+        self._counted_bytes = 0
+
+    def client_writable(self, writable: bool) -> None:
+        """Pass back-pressure on: a client that takes no more stops the upstream."""
+        if self.upstream is not None:
+            self.upstream.read(writable)
+
+    def client_lost(self) -> None:
+        """Abort the upstream at once: nobody wants the answer any more."""
+        self._detach()
+        self.finish(Outcome.CLIENT_GONE)
+
+    # The upstream.
+
+    def attach(self, upstream: UpstreamConnection) -> None:
+        """Send the request on this connection, as far as it is here."""
+        endpoint = self.endpoint
+        assert endpoint is not None
+        self.connecting = None
+        self.upstream = upstream
+        data = b"".join((endpoint.request_head(self.head), *self._held))
+        if self._held_bytes > HELD_BYTES:
+            self.client.read(True)
+        if not self.replayable:
+            self._let_go()
+        upstream.begin(self, data, self._handler.config.timeouts)
+        if not self.client.writable:
+            upstream.read(False)
+        if self.head.expects_continue and not self._continued:
+            loop = asyncio.get_running_loop()
+            self._continue_timer = loop.call_later(CONTINUE_GRACE_S, self.send_continue)
+
+    def _let_go(self) -> None:
+        """Keep no byte of the request any longer: it cannot be sent again."""
+        self._keeping = False
+        self._held.clear()
+        self._held_bytes = 0
+        if self._counted_bytes:
+            self._release_buffer()
+
+    def send_continue(self) -> None:
+        """Ask for the body (RFC 9110 section 10.1.1), once, where the client waits for that."""
+        waiting = self.head.expects_continue and not self.bytes_in and not self.request_done
+        if waiting and not self.response_started and not self._continued:
+            self._continued = True
+            self.client.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def upstream_writable(self, writable: bool) -> None:
+        """Pass back-pressure on: an upstream that takes no more stops the client."""
+        self.client.read(writable)
+
+    def upstream_lost(self, *, untouched: bool, reason: str) -> None:
+        """Send again where a reused connection proved dead, else end (conformance 22, 23)."""
+        self.upstream = None
+        self.detail = reason
+        if untouched and self._keeping and not self.retried:
+            self.retried = True
+            self._handler.retry(self)
+        elif self.response_started:
+            self._break_off(Outcome.UPSTREAM_BROKEN)
+        else:
+            self.refuse(Outcome.UPSTREAM_FAILED)
+
+    def upstream_timeout(self) -> None:
+        """End: what was sent is never sent again after a timeout."""
+        self.upstream = None
+        if self.response_started:
+            self._break_off(Outcome.UPSTREAM_TIMEOUT)
+        else:
+            self.refuse(Outcome.UPSTREAM_TIMEOUT)
+
+    # The response, from the upstream.
+
+    def response_interim(self, head: ResponseHead) -> None:
+        """Pass a 1xx on (RFC 9110 section 15.2), 100 only to a client that waits for it."""
+        self._let_go()
+        if head.status == 100:
+            self.send_continue()
+        elif self.head.http11:
+            self.client.write(client_head(head, chunked=False, connection=b""))
+
+    def response_head(self, head: ResponseHead, body: bytes, *, done: bool) -> None:
+        """Send the head on, with the framing that this client understands."""
+        self._let_go()
+        self.response_started = True
+        self.status = head.status
+        self._event_stream = head.event_stream
+        if head.status == 101:
+            self._tunnel(head, body)
+            return
+        bodiless = self.head_request or head.status in (204, 304)
+        chunked = head.chunked and self.head.http11
+        if head.chunked and not chunked and not bodiless:
+            self._dechunk = ChunkedBody()
+        self._close_delimited = not (bodiless or chunked or head.content_length is not None)
+        self._keep = (
+            self.head.keep_alive
+            and self.request_done
+            and not self._close_delimited
+            and not self._handler.draining
+        )
+        connection = b"close" if not self._keep else b"" if self.head.http11 else b"keep-alive"
+        start = client_head(head, chunked=chunked, connection=connection)
+        if self._dechunk is not None:
+            self.client.write(start)
+            self.response_body(body, done=done)
+            return
+        self.bytes_out = len(body)
+        self.client.write(start + body if body else start)
+        if done:
+            self._response_done()
+
+    def response_body(self, data: bytes, *, done: bool) -> None:
+        """Send body bytes on as they came."""
+        self.bytes_out += len(data)
+        if self._dechunk is not None:
+            payload: list[bytes] = []
+            self._dechunk.feed(data, payload)
+            data = b"".join(payload)
+        if data:
+            self.client.write(data)
+        if done:
+            self._response_done()
+
+    def _tunnel(self, head: ResponseHead, data: bytes) -> None:
+        """Become a pipe in both directions (RFC 9110 section 7.8)."""
+        assert self.upstream is not None
+        upgrade = b"Upgrade\r\nUpgrade: " + head.upgrade
+        self.client.write(client_head(head, chunked=False, connection=upgrade) + data)
+        self._close_delimited = True
+        self.client.tunnel()
+
+    def _response_done(self) -> None:
+        self.upstream = None
+        empty = self.bytes_out <= (_LAST_CHUNK_BYTES if self.head.http11 else 0)
+        if self._event_stream and empty and self.status == 200 and not self.head_request:
+            self.finish(Outcome.EMPTY_STREAM)
+        else:
+            self.finish(Outcome.COMPLETED)
+        self.client.exchange_done(keep=self._keep)
+
+    # Endings.
+
+    def refuse(self, outcome: Outcome, *, detail: str = "", param: str | None = None) -> None:
+        """Answer in the gateway's own words and end; after the first response byte, break off."""
+        if self._finished:
+            return
+        self._detach()
+        if self.response_started:
+            self._break_off(outcome)
+            return
+        self.detail = self.detail or detail
+        answer = responses.ANSWERS[outcome]
+        assert answer is not None
+        body = responses.error_body(answer, detail=detail, param=param)
+        retry_after_s = self._handler.retry_after_s if answer.status == 503 else None
+        self.answer(answer.status, body, outcome=outcome, retry_after_s=retry_after_s)
+
+    def answer(
+        self,
+        status: int,
+        body: bytes,
+        *,
+        outcome: Outcome = Outcome.COMPLETED,
+        retry_after_s: float | None = None,
+    ) -> None:
+        """Send a JSON body of the gateway's own and end."""
+        self.connecting = None
+        self.status = status
+        self.response_started = True
+        keep = self.head.keep_alive and self.request_done and not self._handler.draining
+        self.client.write(
+            responses.build(
+                status,
+                body,
+                retry_after_s=retry_after_s,
+                connection="close" if not keep else "" if self.head.http11 else "keep-alive",
+                head_only=self.head_request,
+            )
+        )
+        self.finish(outcome)
+        self.client.exchange_done(keep=keep)
+
+    def finish(self, outcome: Outcome) -> None:
+        """Account for the request, exactly once."""
+        if self._finished:
+            return
+        self._finished = True
+        if self._continue_timer is not None:
+            self._continue_timer.cancel()
+        if self._counted_bytes:
+            self._release_buffer()
+        self._handler.finished(self, outcome)
+
+    def _break_off(self, outcome: Outcome) -> None:
+        """End uncleanly: the client must not take a part for the whole."""
+        self.finish(outcome)
+        # Without framing only a reset tells a broken end from a clean one.
+        self.client.cut(reset=self._close_delimited or self._dechunk is not None)
+
+    def _detach(self) -> None:
+        """Leave the upstream, whether connected or not."""
+        if self.connecting is not None:
+            self.connecting.cancel()
+            self.connecting = None
+        if self.upstream is not None:
+            self.upstream.abort()
+            self.upstream = None

@@ -1,0 +1,98 @@
+"""What the gateway itself answers: one row per outcome. Pure."""
+
+import math
+from http import HTTPStatus
+from typing import Final
+
+import msgspec
+
+from ciuicflow.request import Outcome
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """The status and the constant fields of OpenAI's error object that belong to an outcome."""
+
+    status: int
+    type: str
+    code: str
+    message: str
+
+
+_INVALID = "invalid_request_error"
+
+# None: the client has the upstream's answer already, or is not there to be answered.
+ANSWERS: Final[dict[Outcome, Answer | None]] = {
+    Outcome.COMPLETED: None,
+    Outcome.EMPTY_STREAM: None,
+    Outcome.CLIENT_GONE: None,
+    Outcome.UPSTREAM_BROKEN: None,
+    Outcome.BAD_REQUEST: Answer(400, _INVALID, "bad_request", "Malformed request"),
+    Outcome.UNKNOWN_MODEL: Answer(
+        404, _INVALID, "model_not_found", "The model does not exist here"
+    ),
+    Outcome.METHOD_REFUSED: Answer(405, _INVALID, "method_not_allowed", "This is no forward proxy"),
+    Outcome.REQUEST_TIMEOUT: Answer(
+        408, _INVALID, "request_timeout", "The request did not arrive in time"
+    ),
+    Outcome.BODY_TOO_LARGE: Answer(
+        413, _INVALID, "body_too_large", "The request body is too large"
+    ),
+    Outcome.URI_TOO_LONG: Answer(414, _INVALID, "uri_too_long", "The request target is too long"),
+    Outcome.HEADERS_TOO_LARGE: Answer(
+        431,
+        _INVALID,
+        "headers_too_large",
+        "The request's header section is too large",
+    ),
+    Outcome.CODING_UNKNOWN: Answer(
+        501, _INVALID, "transfer_coding_unknown", "Only chunked is known"
+    ),
+    Outcome.VERSION_UNKNOWN: Answer(
+        505,
+        _INVALID,
+        "http_version_unknown",
+        "HTTP/1.0 and HTTP/1.1 are known here",
+    ),
+    Outcome.UPSTREAM_FAILED: Answer(
+        502, "api_error", "upstream_failed", "The upstream broke off unanswered"
+    ),
+    Outcome.NO_ENDPOINT: Answer(503, "api_error", "no_endpoint", "No endpoint can be reached"),
+    Outcome.OVERLOADED: Answer(503, "api_error", "overloaded", "The gateway is full"),
+    Outcome.SHUT_DOWN: Answer(503, "api_error", "shutting_down", "The gateway is shutting down"),
+    Outcome.UPSTREAM_TIMEOUT: Answer(
+        504, "api_error", "upstream_timeout", "The upstream did not answer"
+    ),
+}
+
+
+def error_body(answer: Answer, *, detail: str = "", param: str | None = None) -> bytes:
+    """Build OpenAI's error object; `detail` is added to the message."""
+    message = f"{answer.message}: {detail}" if detail else f"{answer.message}."
+    return msgspec.json.encode(
+        {"error": {"message": message, "type": answer.type, "param": param, "code": answer.code}}
+    )
+
+
+def build(
+    status: int,
+    body: bytes,
+    *,
+    connection: str = "",
+    retry_after_s: float | None = None,
+    head_only: bool = False,
+) -> bytes:
+    """Build a whole response with a JSON body.
+
+    `connection` is its Connection field, or empty. Retry-After is rounded up to whole seconds
+    (RFC 9110 section 10.2.3). `head_only`: the answer to HEAD, of which the body is left out.
+    """
+    lines = [
+        f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+    ]
+    if retry_after_s is not None:
+        lines.append(f"Retry-After: {max(1, math.ceil(retry_after_s))}")
+    if connection:
+        lines.append(f"Connection: {connection}")
+    return "\r\n".join([*lines, "", ""]).encode() + (b"" if head_only else body)

@@ -1,0 +1,376 @@
+"""Connections to an upstream: a pool per endpoint, and the response side of an exchange."""
+
+import asyncio
+import socket
+from typing import Final, Protocol, cast
+
+import httptools
+
+from ciuicflow.config import Config, Timeouts, Upstream
+from ciuicflow.errors import BadResponse
+from ciuicflow.gateway.deadlines import NEVER, Deadlines
+from ciuicflow.gateway.headers import ResponseHead, parse_response_head
+from ciuicflow.gateway.sse import is_only_comments
+
+MAX_IDLE: Final = 512  # connections kept per endpoint
+MAX_IDLE_S: Final = 60.0  # what an engine closes sooner, it is seen to close
+# The upstream's own hint is a race lost by a round trip: leave this much before it.
+IDLE_MARGIN_S: Final = 1.0
+# A comment-only chunk is short; longer ones are not looked into.
+_COMMENT_BYTES: Final = 256
+
+# How the end of the response is found (RFC 9112 section 6.3).
+_HEAD, _LENGTH, _CHUNKED, _UNTIL_CLOSE, _TUNNEL = range(5)
+
+
+class ResponseSink(Protocol):
+    """The exchange, as its upstream connection sees it."""
+
+    @property
+    def request_done(self) -> bool:
+        """Whether the whole request has been sent."""
+
+    @property
+    def head_request(self) -> bool:
+        """Whether the method is HEAD: the response has no body."""
+
+    def response_interim(self, head: ResponseHead) -> None:
+        """Take a 1xx other than 101."""
+
+    def response_head(self, head: ResponseHead, body: bytes, *, done: bool) -> None:
+        """Take the head and the body bytes that came with it."""
+
+    def response_body(self, data: bytes, *, done: bool) -> None:
+        """Take body bytes; `done` with the last."""
+
+    def upstream_writable(self, writable: bool) -> None:
+        """Send no more until writable again."""
+
+    def upstream_lost(self, *, untouched: bool, reason: str) -> None:
+        """The connection broke; `untouched`: reused, and not one response byte had come."""
+
+    def upstream_timeout(self) -> None:
+        """Nothing came for too long."""
+
+
+class UpstreamConnection(asyncio.Protocol):
+    """One connection; serves one exchange at a time."""
+
+    __slots__ = (
+        "_complete",
+        "_eof",
+        "_event_stream",
+        "_keep_alive",
+        "_keep_alive_s",
+        "_left",
+        "_mode",
+        "_overrun",
+        "_parser",
+        "_partial",
+        "_pool",
+        "_reading_paused",
+        "_reused",
+        "_stall_s",
+        "_touched",
+        "deadline",
+        "exchange",
+        "transport",
+    )
+
+    transport: asyncio.Transport
+
+    def __init__(self, pool: "Pool") -> None:
+        self._pool = pool
+        self.exchange: ResponseSink | None = None
+        self.deadline = NEVER
+        self._stall_s = 0.0
+        self._reused = False
+        self._reading_paused = False
+        self._eof = False
+        self._reset()
+
+    def _reset(self) -> None:
+        self._mode = _HEAD
+        self._partial = b""
+        self._left = 0
+        self._touched = False  # a response byte has come
+        self._complete = self._overrun = False
+        self._event_stream = False
+        self._parser: httptools.HttpResponseParser | None = None
+        self._keep_alive = False
+        self._keep_alive_s: float | None = None
+
+    # From the exchange.
+
+    def begin(self, exchange: ResponseSink, data: bytes, timeouts: Timeouts) -> None:
+        """Send the first bytes of a request; the answer goes to `exchange`."""
+        self.exchange = exchange
+        self._stall_s = timeouts.stall_s
+        self.deadline = self._pool.now() + timeouts.response_s
+        self.transport.write(data)
+
+    def write(self, data: bytes) -> None:
+        """Send more of the request, or of a tunnel."""
+        self.transport.write(data)
+        if self._mode == _TUNNEL:
+            self.deadline = self._pool.now() + self._stall_s
+
+    def read(self, wanted: bool) -> None:
+        """Stop or go on reading: back-pressure from the client."""
+        if wanted is not self._reading_paused or self.transport.is_closing():
+            return
+        self._reading_paused = not wanted
+        # A client that takes nothing has its own deadline; silence is not the upstream's fault.
+        self.deadline = self._pool.now() + self._stall_s if wanted else NEVER
+        if wanted:
+            self.transport.resume_reading()
+        else:
+            self.transport.pause_reading()
+
+    def abort(self) -> None:
+        """Close at once: how an engine learns that nobody wants the answer any more."""
+        self.exchange = None
+        self.transport.abort()
+
+    def close(self) -> None:
+        """Close after what was written is sent."""
+        self.exchange = None
+        self.transport.close()
+
+    def expire(self) -> None:
+        """Nothing came in time."""
+        self.deadline = NEVER
+        exchange = self.exchange
+        self.abort()
+        if exchange is not None:
+            exchange.upstream_timeout()
+
+    # From the event loop.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See asyncio.Protocol."""
+        # uvloop's transports have the interface without the base class.
+        self.transport = transport = cast("asyncio.Transport", transport)
+        sock = transport.get_extra_info("socket")
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._pool.opened(self)
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio.Protocol."""
+        exchange = self.exchange
+        if exchange is None:  # bytes that nobody asked for must never meet the next request
+            self.transport.abort()
+            return
+        try:
+            if self._mode == _HEAD:
+                self._touched = True
+                self._head(exchange, data)
+            else:
+                self._body(exchange, data)
+        except BadResponse as error:
+            self.abort()
+            exchange.upstream_lost(untouched=False, reason=f"malformed response: {error}")
+
+    def eof_received(self) -> None:
+        """See asyncio.Protocol."""
+        self._eof = True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio.Protocol."""
+        self._pool.closed(self)
+        exchange, self.exchange = self.exchange, None
+        if exchange is None:
+            return
+        if self._mode == _TUNNEL or (self._mode == _UNTIL_CLOSE and self._eof and exc is None):
+            exchange.response_body(b"", done=True)
+        else:
+            untouched = self._reused and not self._touched
+            exchange.upstream_lost(untouched=untouched, reason=str(exc or "closed by the upstream"))
+
+    def pause_writing(self) -> None:
+        """See asyncio.Protocol."""
+        if self.exchange is not None:
+            self.exchange.upstream_writable(False)
+
+    def resume_writing(self) -> None:
+        """See asyncio.Protocol."""
+        if self.exchange is not None:
+            self.exchange.upstream_writable(True)
+
+    # Reading a response.
+
+    def _head(self, exchange: ResponseSink, data: bytes) -> None:
+        if self._partial:
+            data = self._partial + data
+            self._partial = b""
+        while True:
+            end = data.find(b"\r\n\r\n") + 4
+            if max(end, 0 if end >= 4 else len(data)) > self._pool.header_bytes:
+                raise BadResponse(f"header section over {self._pool.header_bytes} bytes")
+            if end < 4:
+                self._partial = data
+                return
+            raw, data = data[:end], data[end:]
+            head = parse_response_head(raw)
+            if head.status >= 200 or head.status == 101:
+                break
+            exchange.response_interim(head)
+        self._keep_alive, self._keep_alive_s = head.keep_alive, head.keep_alive_s
+        self._event_stream = head.event_stream
+        self._frame(exchange, head, raw)
+        data, done = self._take(data)
+        if done:
+            self._done(exchange)
+        else:
+            self.deadline = self._pool.now() + self._stall_s
+        exchange.response_head(head, data, done=done)
+
+    def _frame(self, exchange: ResponseSink, head: ResponseHead, raw: bytes) -> None:
+        """Decide how the end of the response is found (RFC 9112 section 6.3)."""
+        if head.status == 101:
+            self._mode = _TUNNEL
+        elif exchange.head_request or head.status in (204, 304):
+            self._mode = _LENGTH
+        elif head.chunked:
+            self._mode = _CHUNKED
+            self._parser = httptools.HttpResponseParser(self)
+            self._parser.feed_data(raw)
+        elif head.content_length is not None:
+            self._mode, self._left = _LENGTH, head.content_length
+        else:
+            self._mode = _UNTIL_CLOSE
+
+    def _body(self, exchange: ResponseSink, data: bytes) -> None:
+        if not (self._event_stream and len(data) < _COMMENT_BYTES and is_only_comments(data)):
+            self.deadline = self._pool.now() + self._stall_s
+        data, done = self._take(data)
+        if done:
+            self._done(exchange)
+        exchange.response_body(data, done=done)
+
+    def _take(self, data: bytes) -> tuple[bytes, bool]:
+        """Return those bytes that belong to the response, and whether it ends with them."""
+        if self._mode == _LENGTH:
+            self._left -= len(data)
+            if self._left > 0:
+                return data, False
+            if self._left < 0:
+                self._overrun = True
+                data = data[: self._left]
+            return data, True
+        if self._mode == _CHUNKED:
+            return self._take_chunked(data)
+        return data, False
+
+    def _take_chunked(self, data: bytes) -> tuple[bytes, bool]:
+        assert self._parser is not None
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            raise BadResponse(str(error)) from None
+        if self._overrun:
+            raise BadResponse("bytes after the end of a chunked response")
+        if self._complete:
+            # A stray CRLF after the end is swallowed by the parser; it is not part of the answer.
+            while data.endswith(b"\r\n\r\n\r\n"):
+                data = data[:-2]
+        return data, self._complete
+
+    def on_message_begin(self) -> None:
+        """Called by httptools."""
+        self._overrun = self._complete
+
+    def on_message_complete(self) -> None:
+        """Called by httptools."""
+        self._complete = True
+
+    def _done(self, exchange: ResponseSink) -> None:
+        """Hand the connection back for the next request, or close it where it can't serve one."""
+        reusable = self._keep_alive and exchange.request_done and not self._overrun
+        self.exchange = None
+        self.deadline = NEVER
+        if not reusable:
+            self.transport.close()
+            return
+        self.read(True)
+        hint_s = self._keep_alive_s
+        idle_s = MAX_IDLE_S if hint_s is None else min(MAX_IDLE_S, max(0.0, hint_s - IDLE_MARGIN_S))
+        self._reset()
+        self._reused = True
+        self.deadline = self._pool.now() + idle_s
+        self._pool.release(self)
+
+
+class Pool:
+    """The connections to one upstream: busy ones, and idle ones for the next request."""
+
+    def __init__(self, upstream: Upstream, config: Config, deadlines: Deadlines) -> None:
+        self._address = upstream.address
+        self._tls = upstream.tls_context()
+        self._deadlines = deadlines
+        self._open: set[UpstreamConnection] = set()
+        self._idle: list[UpstreamConnection] = []  # last in, first out: the rest may age and close
+        self._closed = False
+        self._loop = asyncio.get_running_loop()
+        self.now = self._loop.time
+        self.configure(config)
+
+    def configure(self, config: Config) -> None:
+        """Take over reloaded settings."""
+        self.header_bytes = config.limits.header_bytes
+        self._connect_s = config.timeouts.connect_s
+
+    @property
+    def idle(self) -> int:
+        """How many connections wait for a request."""
+        return len(self._idle)
+
+    @property
+    def busy(self) -> int:
+        """How many connections serve one."""
+        return len(self._open) - len(self._idle)
+
+    def checkout(self) -> UpstreamConnection | None:
+        """Take an idle connection, or None."""
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.transport.is_closing():
+                return connection
+        return None
+
+    async def connect(self) -> UpstreamConnection:
+        """Open a connection. Raises OSError (TimeoutError, ssl.SSLError among them)."""
+        async with asyncio.timeout(self._connect_s):
+            _, connection = await self._loop.create_connection(
+                lambda: UpstreamConnection(self),
+                self._address.host,
+                self._address.port,
+                ssl=self._tls,
+                server_hostname=self._address.host if self._tls else None,
+            )
+        return connection
+
+    def release(self, connection: UpstreamConnection) -> None:
+        """Keep a connection for the next request."""
+        if self._closed or len(self._idle) >= MAX_IDLE:
+            connection.close()
+        else:
+            self._idle.append(connection)
+
+    def opened(self, connection: UpstreamConnection) -> None:
+        """Note a new connection."""
+        self._open.add(connection)
+        self._deadlines.add(connection)
+
+    def closed(self, connection: UpstreamConnection) -> None:
+        """Forget a connection that is gone."""
+        self._open.discard(connection)
+        self._deadlines.discard(connection)
+        if connection.exchange is None and connection in self._idle:
+            self._idle.remove(connection)
+
+    def close(self) -> None:
+        """Close what is idle; what is busy ends its exchange first."""
+        self._closed = True
+        while (connection := self.checkout()) is not None:
+            connection.close()

@@ -1,0 +1,1 @@
+"""Drivers: each joins one pure core to the event loop and holds its timer."""
