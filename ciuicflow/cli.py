@@ -144,12 +144,13 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 async def _serve_until_stopped(options: argparse.Namespace, writer: LogWriter) -> None:
+    watch = lifecycle.FileWatch(options.config) if options.config is not None else None
     app = App(lambda: _load(options), writer)
     # What exists now lives as long as the process: keep the collector from walking it. What comes
     # later is freed by reference counts, so the collector may look rarely.
     gc.freeze()
     gc.set_threshold(50_000, 50, 50)
-    await lifecycle.run(app, ready=lambda line: print(line, flush=True), watched=options.config)
+    await lifecycle.run(app, ready=lambda line: print(line, flush=True), watch=watch)
 
 
 def _run(work: Coroutine[Any, Any, None], loop: str) -> None:

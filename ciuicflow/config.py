@@ -4,8 +4,9 @@ An unknown key, a wrong type or a value out of range is an error that names its 
 """
 
 import ssl
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, get_args
+from typing import Annotated, Any, Final, Literal, TypeVar, get_args
 from urllib.parse import urlsplit
 
 import msgspec
@@ -14,6 +15,8 @@ import yaml
 from ciuicflow.errors import ConfigError, StartError
 from ciuicflow.observability.logs import LogConfig
 from ciuicflow.routing.health import HealthPolicy, PositiveSeconds
+
+_T = TypeVar("_T")
 
 Bytes = Annotated[int, msgspec.Meta(ge=1024, le=1 << 40)]
 RoutingName = Literal["round_robin", "least_load", "power_of_two"]
@@ -119,13 +122,6 @@ class Upstream(_Strict, frozen=True):
     verify: bool = True
     probe_headers: dict[str, str] = {}
 
-    def __post_init__(self) -> None:
-        """Check what types cannot say."""
-        UpstreamUrl.parse(self.url)
-        for name, value in self.probe_headers.items():
-            if not name.isascii() or not value.isprintable() or not name.isprintable():
-                raise ValueError(f"probe_headers: {name!r} is not a header")
-
     @property
     def address(self) -> UpstreamUrl:
         """The URL, parsed."""
@@ -196,22 +192,33 @@ class Config(_Strict, frozen=True):
     health: HealthPolicy = HealthPolicy()
     log: LogConfig = LogConfig()
 
-    def __post_init__(self) -> None:
-        """Check what single fields cannot say."""
-        listen, admin = Address.parse(self.listen), Address.parse(self.admin)
-        if listen == admin and listen.port:
-            raise ValueError(f"listen and admin are both {listen}: they need a port each")
-        names = [upstream.id for upstream in self.upstreams]
-        for name in names:
-            if names.count(name) > 1:
-                raise ValueError(f"upstreams: {name!r} stands there twice; give each a name")
+
+def _check(config: Config) -> None:
+    """Check what types cannot say. Raises ConfigError."""
+    listen = _parsed("$.listen", Address.parse, config.listen)
+    admin = _parsed("$.admin", Address.parse, config.admin)
+    if listen == admin and listen.port:
+        raise ConfigError(f"$.admin: listen is {listen} too: they need a port each")
+    names: set[str] = set()
+    for index, upstream in enumerate(config.upstreams):
+        path = f"$.upstreams[{index}]"
+        url = _parsed(f"{path}.url", UpstreamUrl.parse, upstream.url)
         for own in (listen, admin):
-            for upstream in self.upstreams:
-                if own.port and (own.host, own.port) == (
-                    upstream.address.host,
-                    upstream.address.port,
-                ):
-                    raise ValueError(f"upstreams: {upstream.url} is this gateway's own address")
+            if own.port and (own.host, own.port) == (url.host, url.port):
+                raise ConfigError(f"{path}.url: {url} is this gateway's own address")
+        if upstream.id in names:
+            raise ConfigError(f"{path}.name: {upstream.id!r} is taken; expected a name of its own")
+        names.add(upstream.id)
+        for name, value in upstream.probe_headers.items():
+            if not (name.isascii() and name.isprintable() and value.isprintable()):
+                raise ConfigError(f"{path}.probe_headers: {name!r} is not a header")
+
+
+def _parsed(path: str, parse: Callable[[str], _T], text: str) -> _T:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}") from None
 
 
 def decode(data: object) -> Config:
@@ -219,12 +226,14 @@ def decode(data: object) -> Config:
     if not isinstance(data, dict):
         raise ConfigError("$: expected a mapping with at least `upstreams`")
     try:
-        return msgspec.convert(data, Config)
+        config = msgspec.convert(data, Config)
     except msgspec.ValidationError as error:
         message, _, path = str(error).rpartition(" - at ")
         if not message:
             raise ConfigError(f"$: {error}") from None
         raise ConfigError(f"{path.strip('`')}: {message}") from None
+    _check(config)
+    return config
 
 
 def load(path: Path | None, overrides: dict[str, Any]) -> Config:

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from ciuicflow.config import Config, Upstream
 from ciuicflow.endpoint import EndpointId, EndpointState
 from ciuicflow.gateway.deadlines import Deadlines
-from ciuicflow.gateway.headers import RequestHead, upstream_head
+from ciuicflow.gateway.headers import upstream_head
+from ciuicflow.gateway.heads import RequestHead
 from ciuicflow.gateway.upstream import Pool
 
 
@@ -26,12 +27,14 @@ class Endpoint:
         self.upstream = upstream
         if upstream.models is not None:
             self.state.models = frozenset(upstream.models)
+        self._own_host = upstream.own_host
         self._prefix = self.address.prefix.encode()
-        self._host = self.address.authority.encode() if upstream.own_host else None
+        self._authority = self.address.authority.encode()
 
     def request_head(self, head: RequestHead) -> bytes:
         """Build the head that this upstream gets."""
-        return upstream_head(head, self._prefix, self._host)
+        own_host = self._own_host or not head.has_host
+        return upstream_head(head, self._prefix, self._authority if own_host else None)
 
 
 class EndpointTable:
@@ -41,6 +44,7 @@ class EndpointTable:
         self._deadlines = deadlines
         self._by_id: dict[EndpointId, Endpoint] = {}
         self.states: tuple[EndpointState, ...] = ()
+        self.sole: Endpoint | None = None  # where there is just one
         self.configure(config)
 
     def __getitem__(self, endpoint_id: EndpointId) -> Endpoint:
@@ -83,6 +87,7 @@ class EndpointTable:
                 endpoint.pool.close()
         self._by_id = fresh
         self.states = tuple(endpoint.state for endpoint in fresh.values())
+        self.sole = next(iter(fresh.values())) if len(fresh) == 1 else None
 
     def close(self) -> None:
         """Close all idle connections."""

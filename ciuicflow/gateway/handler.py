@@ -11,12 +11,10 @@ import time
 from collections.abc import Collection, Coroutine
 from typing import Any, Final
 
-import msgspec
-
 from ciuicflow.config import Config
 from ciuicflow.endpoint import EndpointId
 from ciuicflow.gateway.endpoints import Endpoint, EndpointTable
-from ciuicflow.gateway.models import ModelLister, is_model_list, model_in_path
+from ciuicflow.gateway.models import ModelLister, is_model_list, model_in_body, model_in_path
 from ciuicflow.gateway.relay import Exchange
 from ciuicflow.gateway.responses import ANSWERS
 from ciuicflow.observability.lines import RequestLine
@@ -28,21 +26,14 @@ from ciuicflow.routing.health import record_failure, record_live_success
 
 log = logging.getLogger(__name__)
 
+_COMPLETED: Final = Outcome.COMPLETED  # an enum's members are slow to look up
+
 # Outcomes that say that the endpoint is at fault (conformance 24).
 _ENDPOINT_FAULTS: Final = {
     Outcome.UPSTREAM_FAILED: "reset",
     Outcome.UPSTREAM_BROKEN: "broken",
     Outcome.UPSTREAM_TIMEOUT: "timeout",
 }
-
-
-class _ModelField(msgspec.Struct):
-    """The one field of a request's body that placement needs."""
-
-    model: str | None = None
-
-
-_model_field: Final = msgspec.json.Decoder(_ModelField)
 
 
 class Handler:
@@ -80,7 +71,7 @@ class Handler:
         head = exchange.head
         if head.method == b"CONNECT":
             exchange.refuse(Outcome.METHOD_REFUSED)
-        elif len(self.endpoints) == 1:
+        elif self.endpoints.sole is not None:
             self.place(exchange, None)  # whatever it asks for, it asks that one
         elif is_model_list(head):
             exchange.connecting = self._spawn(self._list_models(exchange))
@@ -91,21 +82,19 @@ class Handler:
 
     def collected(self, exchange: Exchange) -> None:
         """Go on with a request whose whole body is here."""
-        try:
-            model = _model_field.decode(exchange.payload()).model
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            model = None  # not JSON, or not an object with a model: any endpoint may judge it
-        self.place(exchange, model)
+        self.place(exchange, model_in_body(exchange.payload()))
 
     # 2. Which endpoint?
 
-    def place(
-        self, exchange: Exchange, model: str | None, excluded: Collection[EndpointId] = ()
-    ) -> None:
+    def place(self, exchange: Exchange, model: str | None) -> None:
         """Choose an endpoint and send the request there, or refuse it."""
-        endpoint = self._choose(exchange, model, excluded)
-        if endpoint is None:
-            return
+        endpoint = self.endpoints.sole
+        if endpoint is not None:
+            self._assign(exchange, endpoint, "only")
+        else:
+            endpoint = self._choose(exchange, model)
+            if endpoint is None:
+                return
         upstream = endpoint.pool.checkout() if exchange.replayable else None
         if upstream is not None:
             exchange.attach(upstream)
@@ -113,7 +102,7 @@ class Handler:
             exchange.connecting = self._spawn(self._connect(exchange, model, endpoint))
 
     def _choose(
-        self, exchange: Exchange, model: str | None, excluded: Collection[EndpointId]
+        self, exchange: Exchange, model: str | None, excluded: Collection[EndpointId] = ()
     ) -> Endpoint | None:
         try:
             candidates = eligible(self.endpoints.states, model, excluded)
@@ -126,11 +115,17 @@ class Handler:
             return None
         only = len(candidates) == 1
         choice = Choice(candidates[0], "only") if only else self.policy.pick(candidates)
-        self._leave(exchange)
-        exchange.endpoint = endpoint = self.endpoints[choice.endpoint.id]
-        exchange.why = choice.reason
-        endpoint.state.in_flight += 1
+        endpoint = self.endpoints[choice.endpoint.id]
+        self._assign(exchange, endpoint, choice.reason)
         return endpoint
+
+    def _assign(self, exchange: Exchange, endpoint: Endpoint, why: str) -> None:
+        """Put the exchange on the ledger of the endpoint, and off that of the one before."""
+        if exchange.endpoint is not None:
+            exchange.endpoint.state.in_flight -= 1
+        exchange.endpoint = endpoint
+        exchange.why = why
+        endpoint.state.in_flight += 1
 
     # 3. Connect, where no connection is idle; go to another endpoint where that fails.
 
@@ -168,8 +163,9 @@ class Handler:
         self._metrics.request("bypass", "none", outcome, exchange.status, duration_s, now)
         endpoint = exchange.endpoint
         if endpoint is not None:
-            self._leave(exchange)
-            self._judge(endpoint, exchange, outcome)
+            endpoint.state.in_flight -= 1
+            if outcome is not _COMPLETED or exchange.status >= 500 or endpoint.state.failures:
+                self._judge(endpoint, exchange, outcome)
         if self._log.requests:
             head = exchange.head
             self._log.request(
@@ -203,7 +199,7 @@ class Handler:
         fault = _ENDPOINT_FAULTS.get(outcome)
         if fault is None and outcome is Outcome.COMPLETED:
             if exchange.status < 500:
-                if endpoint.state.failures and record_live_success(endpoint.state):
+                if record_live_success(endpoint.state):
                     log.info("endpoint is up again", extra={"endpoint": endpoint.state.id})
                 return
             fault = "5xx"
@@ -217,12 +213,6 @@ class Handler:
                 "endpoint is down: the next requests go to others while there are any",
                 extra={"endpoint": endpoint.state.id, "reason": detail},
             )
-
-    def _leave(self, exchange: Exchange) -> None:
-        """Take the exchange off the ledger of its endpoint."""
-        if exchange.endpoint is not None:
-            exchange.endpoint.state.in_flight -= 1
-            exchange.endpoint = None
 
     # Beside the path.
 

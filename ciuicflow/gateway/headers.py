@@ -10,22 +10,17 @@ from collections.abc import Iterable
 from typing import Final
 
 import httptools
-import msgspec
 
 from ciuicflow.errors import BadRequest, BadResponse, Unsupported
+from ciuicflow.gateway.heads import RequestHead, ResponseHead
 
-# Hop-by-hop fields (RFC 9110 section 7.6.1) and those that frame or steer a message. Matched in a
-# lower-cased copy, which has the same offsets.
-_REQUEST_FIELDS = re.compile(
-    rb"\n(connection|keep-alive|proxy-[a-z-]+|te|trailer|transfer-encoding|upgrade"
-    rb"|content-length|expect|host):[ \t]*([^\r]*)\r"
-)
-_RESPONSE_FIELDS = re.compile(
-    rb"\n(connection|keep-alive|proxy-[a-z-]+|te|trailer|transfer-encoding|upgrade"
-    rb"|content-length|content-type):[ \t]*([^\r]*)\r"
-)
-_HOST = re.compile(rb"[0-9a-z.\-_~!$&'()*+;=%:\[\]]*")  # RFC 3986 section 3.2.2, and a port
-_STATUS_LINE = re.compile(rb"HTTP/1\.[01] (\d{3})(?: |\r)")
+# Hop-by-hop fields (RFC 9110 section 7.6.1), and those that frame or steer a message. They are
+# looked for in a lower-cased copy, which has the same offsets.
+_HOP = rb"connection|keep-alive|proxy-[a-z-]+|te|trailer|transfer-encoding|upgrade"
+_REQUEST_FIELDS = re.compile(rb"\n(%b|content-length|expect|host):[ \t]*([^\r]*)\r" % _HOP)
+_RESPONSE_FIELDS = re.compile(rb"\n(%b|content-length|content-type):[ \t]*([^\r]*)\r" % _HOP)
+_HOP_BY_HOP = re.compile(rb"\n(?:%b):[^\r]*\r" % _HOP)
+_HOST_BYTES: Final = b"0123456789abcdefghijklmnopqrstuvwxyz.-_~!$&'()*+;=%:[]"  # RFC 3986, 3.2.2
 _KEEP_ALIVE_TIMEOUT = re.compile(rb"timeout\s*=\s*(\d{1,6})")
 
 # Never removed because a Connection field names them: a client could make the gateway drop what
@@ -35,34 +30,6 @@ _NOT_NOMINABLE: Final = frozenset(
 )
 
 _HTTP_10, _HTTP_11 = b"HTTP/1.0", b"HTTP/1.1"
-
-
-class RequestHead(msgspec.Struct, frozen=True, gc=False):
-    """A request's head, ready to be sent on."""
-
-    method: bytes
-    target: bytes  # origin-form or `*` (RFC 9112 section 3.2)
-    http11: bool
-    lines: bytes  # end-to-end header lines as received, each ending in CRLF
-    content_length: int  # 0 where the request has no body or is chunked
-    chunked: bool
-    keep_alive: bool
-    expects_continue: bool
-    upgrade: bytes  # the protocols asked for; empty: none
-
-
-class ResponseHead(msgspec.Struct, frozen=True, gc=False):
-    """A response's head, ready to be sent on."""
-
-    status: int
-    reason: bytes  # reason phrase with its leading space, as received
-    lines: bytes  # end-to-end header lines as received, each ending in CRLF
-    content_length: int | None
-    chunked: bool
-    keep_alive: bool
-    keep_alive_s: float | None  # how long the upstream says that it keeps an idle connection
-    event_stream: bool
-    upgrade: bytes
 
 
 class _Silent:
@@ -85,28 +52,28 @@ def parse_request_head(raw: bytes) -> RequestHead:
     except httptools.HttpParserError as error:
         raise BadRequest(str(error)) from None
 
-    line_end = raw.index(b"\r\n")
-    method, _, rest = raw[:line_end].partition(b" ")
-    target, _, version = rest.strip(b" ").rpartition(b" ")
-    if version not in (_HTTP_11, _HTTP_10) or not target:
-        raise Unsupported(Unsupported.What.VERSION, rest[-16:].decode("latin-1"))
+    line_end = raw.find(b"\r\n")
+    words = raw[:line_end].split()
+    if len(words) != 3 or words[2] not in (_HTTP_11, _HTTP_10):
+        raise Unsupported(Unsupported.What.VERSION, words[-1][:16].decode("latin-1"))
+    method, target, version = words
+    http11 = version == _HTTP_11
 
-    cut: list[re.Match[bytes]] = []
     options: set[bytes] = set()
     upgrade = host = b""
     hosts = length = 0
-    chunked = expects = False
-    for field in _REQUEST_FIELDS.finditer(raw.lower(), line_end):
-        name, value = field.groups()
+    hop_by_hop = chunked = expects = False
+    lowered = raw.lower()
+    for name, value in _REQUEST_FIELDS.findall(lowered, line_end):
         if name == b"host":
             hosts += 1
             host = value.strip()
         elif name == b"content-length":
             length = int(value)  # llhttp: digits only, once, never beside Transfer-Encoding
         elif name == b"expect":
-            expects = value.strip() == b"100-continue"
+            expects = http11 and value.strip() == b"100-continue"
         else:
-            cut.append(field)
+            hop_by_hop = True
             if name == b"connection":
                 options.update(map(bytes.strip, value.split(b",")))
             elif name == b"transfer-encoding":
@@ -114,35 +81,41 @@ def parse_request_head(raw: bytes) -> RequestHead:
                     raise Unsupported(Unsupported.What.CODING, value.decode("latin-1"))
                 chunked = True
             elif name == b"upgrade":
-                upgrade = raw[field.start(2) : field.end(2)].strip()
+                upgrade = value.strip()
 
-    http11 = version == _HTTP_11
     if hosts != 1 and (http11 or hosts):
         raise BadRequest("a request must have exactly one Host field")
-    if _HOST.fullmatch(host) is None:
+    if host.translate(None, _HOST_BYTES):
         raise BadRequest("malformed Host field")
     if chunked and not http11:
         raise BadRequest("HTTP/1.0 has no chunked coding")
 
-    lines = _without(raw, line_end + 2, cut)
-    nominated = options - _NOT_NOMINABLE
-    if nominated:
-        lines = drop_fields(lines, nominated)
-    if not target.startswith((b"/", b"*")) and method != b"CONNECT":
+    lines = raw[line_end + 2 : -2]
+    if hop_by_hop:
+        lines = _end_to_end(raw, lowered, line_end, options)
+    if target.startswith(b"*"):
+        if method != b"OPTIONS" or target != b"*":
+            raise BadRequest("malformed request target")
+    elif not target.startswith(b"/") and method != b"CONNECT":
+        hosts = 1
         target, lines = _origin_form(method, target, lines)
+    # h2c would open a tunnel that is not looked into (request smuggling): not offered.
+    if upgrade and http11 and b"upgrade" in options and b"h2c" not in upgrade:
+        upgrade = _spelt(raw, b"upgrade")
+    else:
+        upgrade = b""
+    keep_alive = b"close" not in options if http11 else b"keep-alive" in options
     return RequestHead(
-        method=method,
-        target=target,
-        http11=http11,
-        lines=lines,
-        content_length=length,
-        chunked=chunked,
-        keep_alive=b"close" not in options if http11 else b"keep-alive" in options,
-        expects_continue=expects and http11,
-        # h2c would open a tunnel that is not looked into (request smuggling): not offered.
-        upgrade=upgrade
-        if http11 and b"upgrade" in options and b"h2c" not in upgrade.lower()
-        else b"",
+        method,
+        target,
+        http11,
+        lines,
+        length,
+        chunked,
+        keep_alive,
+        expects,
+        upgrade,
+        hosts == 1,
     )
 
 
@@ -155,26 +128,25 @@ def parse_response_head(raw: bytes) -> ResponseHead:
     except httptools.HttpParserError as error:
         raise BadResponse(str(error)) from None
 
-    status_line = _STATUS_LINE.match(raw)
-    if status_line is None:
+    version = raw[:9]
+    http11 = version == b"HTTP/1.1 "
+    if not (http11 or version == b"HTTP/1.0 ") or raw[12] not in b" \r":
         raise BadResponse(f"malformed status line: {raw[:32]!r}")
-    line_end = raw.index(b"\r\n")
-    http11 = raw.startswith(_HTTP_11)
+    line_end = raw.find(b"\r\n")
 
-    cut: list[re.Match[bytes]] = []
     options: set[bytes] = set()
     length: int | None = None
     keep_alive_s: float | None = None
-    chunked = event_stream = False
+    hop_by_hop = chunked = event_stream = False
     upgrade = b""
-    for field in _RESPONSE_FIELDS.finditer(raw.lower(), line_end):
-        name, value = field.groups()
+    lowered = raw.lower()
+    for name, value in _RESPONSE_FIELDS.findall(lowered, line_end):
         if name == b"content-type":
             event_stream = value.startswith(b"text/event-stream")
         elif name == b"content-length":
             length = int(value)
         else:
-            cut.append(field)
+            hop_by_hop = True
             if name == b"connection":
                 options.update(map(bytes.strip, value.split(b",")))
             elif name == b"transfer-encoding":
@@ -182,25 +154,27 @@ def parse_response_head(raw: bytes) -> ResponseHead:
                     raise BadResponse(f"transfer coding {value.decode('latin-1')!r}")
                 chunked = True
             elif name == b"upgrade":
-                upgrade = raw[field.start(2) : field.end(2)].strip()
+                upgrade = value.strip()
             elif name == b"keep-alive":
                 hint = _KEEP_ALIVE_TIMEOUT.search(value)
                 keep_alive_s = float(hint[1]) if hint else None
 
-    lines = _without(raw, line_end + 2, cut)
-    nominated = options - _NOT_NOMINABLE
-    if nominated:
-        lines = drop_fields(lines, nominated)
+    lines = raw[line_end + 2 : -2]
+    if hop_by_hop:
+        lines = _end_to_end(raw, lowered, line_end, options)
+    if upgrade:
+        upgrade = _spelt(raw, b"upgrade") if b"upgrade" in options else b""
+    keep_alive = b"close" not in options if http11 else b"keep-alive" in options
     return ResponseHead(
-        status=int(status_line[1]),
-        reason=raw[12:line_end],
-        lines=lines,
-        content_length=length,
-        chunked=chunked,
-        keep_alive=b"close" not in options if http11 else b"keep-alive" in options,
-        keep_alive_s=keep_alive_s,
-        event_stream=event_stream,
-        upgrade=upgrade if b"upgrade" in options else b"",
+        int(raw[9:12]),
+        raw[12:line_end],
+        lines,
+        length,
+        chunked,
+        keep_alive,
+        keep_alive_s,
+        event_stream,
+        upgrade,
     )
 
 
@@ -250,16 +224,22 @@ def field_value(lines: bytes, name: bytes) -> bytes | None:
     return None
 
 
-def _without(raw: bytes, start: int, cut: list[re.Match[bytes]]) -> bytes:
-    """Return the header lines from `start` on, without the final empty line and the cut fields."""
-    if not cut:
-        return raw[start:-2]
+def _end_to_end(raw: bytes, lowered: bytes, line_end: int, options: set[bytes]) -> bytes:
+    """Return the header lines without hop-by-hop fields and those that Connection names."""
     kept = []
-    for field in cut:
+    start = line_end + 2
+    for field in _HOP_BY_HOP.finditer(lowered, line_end):
         kept.append(raw[start : field.start() + 1])
         start = field.end() + 1
     kept.append(raw[start:-2])
-    return b"".join(kept)
+    lines = b"".join(kept)
+    nominated = options - _NOT_NOMINABLE
+    return drop_fields(lines, nominated) if nominated else lines
+
+
+def _spelt(raw: bytes, name: bytes) -> bytes:
+    """Return a field's value as it was sent: matching was done in lower case."""
+    return field_value(raw[:-2], name) or b""
 
 
 def _origin_form(method: bytes, target: bytes, lines: bytes) -> tuple[bytes, bytes]:

@@ -9,7 +9,8 @@ import aiohttp
 import msgspec
 
 from ciuicflow.gateway.endpoints import Endpoint
-from ciuicflow.gateway.headers import RequestHead, field_value
+from ciuicflow.gateway.headers import field_value
+from ciuicflow.gateway.heads import RequestHead
 
 log = logging.getLogger(__name__)
 
@@ -22,6 +23,24 @@ class Listing(msgspec.Struct, frozen=True):
 
     status: int
     body: bytes
+
+
+class _ModelField(msgspec.Struct):
+    model: str | None = None
+
+
+_model_field: Final = msgspec.json.Decoder(_ModelField)
+
+
+def model_in_body(body: bytes) -> str | None:
+    """Return the model that a JSON body names; None: none, or no JSON, so any endpoint may judge.
+
+    The rest of the body is skipped, not decoded into Python objects.
+    """
+    try:
+        return _model_field.decode(body).model
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
 
 
 def is_model_list(head: RequestHead) -> bool:

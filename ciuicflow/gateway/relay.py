@@ -3,9 +3,11 @@
 import asyncio
 from typing import TYPE_CHECKING, Final
 
+from ciuicflow.errors import BadResponse
 from ciuicflow.gateway import responses
 from ciuicflow.gateway.framing import ChunkedBody
-from ciuicflow.gateway.headers import RequestHead, ResponseHead, client_head
+from ciuicflow.gateway.headers import client_head
+from ciuicflow.gateway.heads import RequestHead, ResponseHead
 from ciuicflow.gateway.upstream import UpstreamConnection
 from ciuicflow.request import Outcome
 
@@ -29,71 +31,40 @@ _LAST_CHUNK_BYTES: Final = 5
 class Exchange:
     """Joins a client connection and an upstream connection for one request and its response."""
 
-    __slots__ = (
-        "_close_delimited",
-        "_continue_timer",
-        "_continued",
-        "_counted_bytes",
-        "_dechunk",
-        "_event_stream",
-        "_finished",
-        "_handler",
-        "_held",
-        "_held_bytes",
-        "_keep",
-        "_keeping",
-        "bytes_in",
-        "bytes_out",
-        "client",
-        "collecting",
-        "connecting",
-        "detail",
-        "endpoint",
-        "head",
-        "request_done",
-        "response_started",
-        "retried",
-        "started_s",
-        "status",
-        "upstream",
-        "why",
-    )
+    # Defaults stand on the class: an exchange is made for every request, and most of it never
+    # changes (25 assignments cost 1 us, measured).
+    endpoint: "Endpoint | None" = None
+    upstream: UpstreamConnection | None = None
+    connecting: asyncio.Task[None] | None = None
+    why = ""  # the endpoint was chosen
+    detail = ""  # of a failure
+    status = 0
+    bytes_in = 0  # body bytes on the wire
+    bytes_out = 0
+    request_done = False
+    response_started = False
+    retried = False
+    collecting = False  # the whole body is wanted before an endpoint is chosen
+    _held_bytes = 0
+    _counted_bytes = 0  # of the bound on all bodies that are held
+    _keeping = True  # the request, to be sent again
+    _keep = False  # the client connection, for its next request
+    _continued = False
+    _continue_timer: asyncio.TimerHandle | None = None
+    _event_stream = False
+    _close_delimited = False
+    _dechunk: ChunkedBody | None = None
+    _finished = False
 
     def __init__(
         self, handler: "Handler", client: "ClientConnection", head: RequestHead, started_s: float
     ) -> None:
-        self.head = head
-        self.client = client
-        self.started_s = started_s
-        self.endpoint: Endpoint | None = None
-        self.why = ""
-        self.status = 0
-        self.bytes_in = 0
-        self.bytes_out = 0  # body bytes on the wire
-        self.detail = ""  # why it failed
-        self.request_done = False
-        self.response_started = False
-        self.retried = False
-        self.upstream: UpstreamConnection | None = None
-        self.connecting: asyncio.Task[None] | None = None
-        self.collecting = False  # the whole body is wanted before an endpoint is chosen
         self._handler = handler
+        self.client = client
+        self.head = head
+        self.started_s = started_s
+        self.head_request = head.method == b"HEAD"  # the response has no body
         self._held: list[bytes] = []  # body bytes: not sent yet, or kept to be sent again
-        self._held_bytes = 0
-        self._keeping = True
-        self._counted_bytes = 0  # of the bound on all bodies that are held
-        self._keep = False  # the client connection, for its next request
-        self._continued = False
-        self._event_stream = False
-        self._close_delimited = False
-        self._dechunk: ChunkedBody | None = None
-        self._continue_timer: asyncio.TimerHandle | None = None
-        self._finished = False
-
-    @property
-    def head_request(self) -> bool:
-        """Whether the response has no body whatever its head says."""
-        return self.head.method == b"HEAD"
 
     @property
     def has_body(self) -> bool:
@@ -106,6 +77,12 @@ class Exchange:
         return self.head.content_length <= REPLAY_BYTES and not self.head.chunked
 
     # The request, from the client.
+
+    def whole_body(self, data: bytes) -> None:
+        """Take a body that came in one piece with its head."""
+        self.bytes_in = self._held_bytes = len(data)
+        self._held.append(data)
+        self.request_done = True
 
     def request_body(self, data: bytes, *, done: bool) -> None:
         """Take body bytes in their framing; `done` with the last."""
@@ -166,7 +143,7 @@ class Exchange:
         assert endpoint is not None
         self.connecting = None
         self.upstream = upstream
-        data = b"".join((endpoint.request_head(self.head), *self._held))
+        data = b"".join([endpoint.request_head(self.head), *self._held])
         if self._held_bytes > HELD_BYTES:
             self.client.read(True)
         if not self.replayable:
@@ -229,7 +206,10 @@ class Exchange:
 
     def response_head(self, head: ResponseHead, body: bytes, *, done: bool) -> None:
         """Send the head on, with the framing that this client understands."""
-        self._let_go()
+        if head.status == 101 and not self.head.upgrade:
+            raise BadResponse("101 that nobody asked for")
+        if self._keeping:
+            self._let_go()
         self.response_started = True
         self.status = head.status
         self._event_stream = head.event_stream
@@ -280,12 +260,13 @@ class Exchange:
 
     def _response_done(self) -> None:
         self.upstream = None
-        empty = self.bytes_out <= (_LAST_CHUNK_BYTES if self.head.http11 else 0)
-        if self._event_stream and empty and self.status == 200 and not self.head_request:
-            self.finish(Outcome.EMPTY_STREAM)
-        else:
-            self.finish(Outcome.COMPLETED)
+        self.finish(Outcome.EMPTY_STREAM if self._is_empty_stream() else Outcome.COMPLETED)
         self.client.exchange_done(keep=self._keep)
+
+    def _is_empty_stream(self) -> bool:
+        if not self._event_stream or self.status != 200 or self.head_request:
+            return False
+        return self.bytes_out <= _LAST_CHUNK_BYTES
 
     # Endings.
 

@@ -30,6 +30,8 @@ PIPELINED_BYTES: Final = 65536
 LINGER_S: Final = 2.0
 # A client that is not being read may leave unseen; how often the kernel is asked.
 _GONE_CHECK_S: Final = 0.05
+# What TLS has written already gets this long to leave before an unclean end.
+_TLS_FLUSH_S: Final = 0.05
 # include/net/tcp_states.h: the peer has closed (CLOSE_WAIT), or the connection is gone (CLOSE).
 _TCP_CLOSE, _TCP_CLOSE_WAIT = 7, 8
 _BACKLOG: Final = 4096  # connections that the kernel holds for us in a burst
@@ -43,7 +45,7 @@ class _Silent:
     """Wants no callbacks: httptools then only validates."""
 
 
-class ClientConnection(asyncio.Protocol):
+class ClientConnection:
     """One client connection: requests one after the other, answered in order."""
 
     __slots__ = (
@@ -198,7 +200,8 @@ class ClientConnection(asyncio.Protocol):
                 self.transport.close()
             return
         self.deadline = self._server.now() + self._server.config.timeouts.idle_s
-        self.read(True)
+        if self._paused_reading:
+            self.read(True)
         if self._pending:
             # Not from here: a thousand pipelined requests would nest a thousand calls deep.
             self._server.call_soon(self._next)
@@ -210,6 +213,10 @@ class ClientConnection(asyncio.Protocol):
             sock = self.transport.get_extra_info("socket")
             # struct linger {on, 0 s}: close sends RST.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+            if self.transport.get_extra_info("ssl_object") is not None:
+                # close would send close_notify, which says that all is well.
+                self._server.call_later(_TLS_FLUSH_S, self.transport.abort)
+                return
         self.transport.close()
 
     def close_idle(self) -> None:
@@ -258,13 +265,17 @@ class ClientConnection(asyncio.Protocol):
         if head.content_length > limits.body_bytes:
             self._body = LengthBody(head.content_length)
             exchange.refuse(Outcome.BODY_TOO_LARGE, detail=f"over {limits.body_bytes} bytes")
+        elif head.content_length and head.content_length == len(data) - end:
+            exchange.whole_body(data[end:])
+            self._server.handler.handle(exchange)
         elif head.content_length or head.chunked:
             self._body = ChunkedBody() if head.chunked else LengthBody(head.content_length)
             if self._read_body(exchange, data[end:]):
                 self._server.handler.handle(exchange)
         else:
             exchange.request_done = True
-            self._pending += data[end:]
+            if len(data) > end:
+                self._pending += data[end:]
             self._server.handler.handle(exchange)
 
     def _read_body(self, exchange: Exchange, data: bytes) -> bool:
@@ -405,7 +416,7 @@ class ClientServer:
             self._tls = self.config.tls.context()
         try:
             self._listener = await asyncio.get_running_loop().create_server(
-                lambda: ClientConnection(self),
+                lambda: cast("asyncio.Protocol", ClientConnection(self)),
                 address.host,
                 address.port,
                 ssl=self._tls,

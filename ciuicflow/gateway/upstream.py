@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import ssl
 from typing import Final, Protocol, cast
 
 import httptools
@@ -9,7 +10,8 @@ import httptools
 from ciuicflow.config import Config, Timeouts, Upstream
 from ciuicflow.errors import BadResponse
 from ciuicflow.gateway.deadlines import NEVER, Deadlines
-from ciuicflow.gateway.headers import ResponseHead, parse_response_head
+from ciuicflow.gateway.headers import parse_response_head
+from ciuicflow.gateway.heads import ResponseHead
 from ciuicflow.gateway.sse import is_only_comments
 
 MAX_IDLE: Final = 512  # connections kept per endpoint
@@ -53,7 +55,7 @@ class ResponseSink(Protocol):
         """Nothing came for too long."""
 
 
-class UpstreamConnection(asyncio.Protocol):
+class UpstreamConnection:
     """One connection; serves one exchange at a time."""
 
     __slots__ = (
@@ -85,18 +87,15 @@ class UpstreamConnection(asyncio.Protocol):
         self.deadline = NEVER
         self._stall_s = 0.0
         self._reused = False
+        self._touched = False  # a byte of the response has come
         self._reading_paused = False
         self._eof = False
-        self._reset()
-
-    def _reset(self) -> None:
         self._mode = _HEAD
-        self._partial = b""
-        self._left = 0
-        self._touched = False  # a response byte has come
-        self._complete = self._overrun = False
+        self._partial = b""  # of a head
+        self._left = 0  # bytes of a body with a length
+        self._parser: httptools.HttpResponseParser | None = None  # of a chunked body
+        self._complete = self._overrun = False  # what it found
         self._event_stream = False
-        self._parser: httptools.HttpResponseParser | None = None
         self._keep_alive = False
         self._keep_alive_s: float | None = None
 
@@ -173,7 +172,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def eof_received(self) -> None:
         """See asyncio.Protocol."""
-        self._eof = True
+        self._eof = not _is_ragged(self.transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio.Protocol."""
@@ -230,9 +229,10 @@ class UpstreamConnection(asyncio.Protocol):
         if head.status == 101:
             self._mode = _TUNNEL
         elif exchange.head_request or head.status in (204, 304):
-            self._mode = _LENGTH
+            self._mode, self._left = _LENGTH, 0
         elif head.chunked:
             self._mode = _CHUNKED
+            self._complete = self._overrun = False
             self._parser = httptools.HttpResponseParser(self)
             self._parser.feed_data(raw)
         elif head.content_length is not None:
@@ -288,17 +288,34 @@ class UpstreamConnection(asyncio.Protocol):
         """Hand the connection back for the next request, or close it where it can't serve one."""
         reusable = self._keep_alive and exchange.request_done and not self._overrun
         self.exchange = None
-        self.deadline = NEVER
         if not reusable:
+            self.deadline = NEVER
             self.transport.close()
             return
-        self.read(True)
+        if self._reading_paused:
+            self.read(True)
         hint_s = self._keep_alive_s
         idle_s = MAX_IDLE_S if hint_s is None else min(MAX_IDLE_S, max(0.0, hint_s - IDLE_MARGIN_S))
-        self._reset()
-        self._reused = True
         self.deadline = self._pool.now() + idle_s
+        self._mode = _HEAD
+        self._touched = False
+        self._reused = True
+        self._parser = None
         self._pool.release(self)
+
+
+def _is_ragged(transport: asyncio.Transport) -> bool:
+    """Whether a TLS stream ended without close_notify, so that it may have been cut.
+
+    uvloop does not call eof_received then; asyncio does, and only OpenSSL knows.
+    """
+    tls = transport.get_extra_info("ssl_object")
+    if tls is None:
+        return False
+    try:
+        return bool(tls.read(1))  # b"": close_notify has come
+    except ssl.SSLError:
+        return True
 
 
 class Pool:
@@ -341,14 +358,14 @@ class Pool:
     async def connect(self) -> UpstreamConnection:
         """Open a connection. Raises OSError (TimeoutError, ssl.SSLError among them)."""
         async with asyncio.timeout(self._connect_s):
-            _, connection = await self._loop.create_connection(
-                lambda: UpstreamConnection(self),
+            _, protocol = await self._loop.create_connection(
+                lambda: cast("asyncio.Protocol", UpstreamConnection(self)),
                 self._address.host,
                 self._address.port,
                 ssl=self._tls,
                 server_hostname=self._address.host if self._tls else None,
             )
-        return connection
+        return cast("UpstreamConnection", protocol)
 
     def release(self, connection: UpstreamConnection) -> None:
         """Keep a connection for the next request."""

@@ -30,10 +30,27 @@ class Service(Protocol):
         """Give everything back."""
 
 
-async def run(service: Service, *, ready: Callable[[str], None], watched: Path | None) -> None:
+class FileWatch:
+    """Notices that a file has changed since this was made: make it before the file is read."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._known = _signature(path)
+
+    async def run(self, changed: Callable[[], None]) -> None:
+        """Call `changed` when the file's identity, size or time is another, until cancelled."""
+        while True:
+            await asyncio.sleep(WATCH_INTERVAL_S)
+            seen = _signature(self._path)
+            if seen is not None and seen != self._known:
+                self._known = seen
+                changed()
+
+
+async def run(service: Service, *, ready: Callable[[str], None], watch: FileWatch | None) -> None:
     """Run until SIGTERM or SIGINT, then drain; a second one skips the draining.
 
-    SIGHUP, or a change of the `watched` file, reloads. Raises StartError.
+    SIGHUP, or a change of the watched file, reloads. Raises StartError.
     """
     loop = asyncio.get_running_loop()
     stopping, hurrying = asyncio.Event(), asyncio.Event()
@@ -47,8 +64,8 @@ async def run(service: Service, *, ready: Callable[[str], None], watched: Path |
     watcher: asyncio.Task[None] | None = None
     try:
         ready(await service.start())
-        if watched is not None:
-            watcher = loop.create_task(_watch(watched, service.reload))
+        if watch is not None:
+            watcher = loop.create_task(watch.run(service.reload))
         await stopping.wait()
         log.info("draining")
         await _first(service.drain(), hurrying.wait())
@@ -66,17 +83,6 @@ async def _first(*waits: Coroutine[Any, Any, object]) -> None:
         task.cancel()
     for task in done:
         task.result()
-
-
-async def _watch(path: Path, changed: Callable[[], None]) -> None:
-    """Call `changed` when the file's identity, size or time is another."""
-    known = _signature(path)
-    while True:
-        await asyncio.sleep(WATCH_INTERVAL_S)
-        seen = _signature(path)
-        if seen is not None and seen != known:
-            known = seen
-            changed()
 
 
 def _signature(path: Path) -> tuple[int, int, int] | None:

@@ -1,0 +1,247 @@
+"""Every metric of the gateway: plain counters on the request path, rendered at scrape time.
+
+prometheus_client objects cost about 1 us per touch, so none is touched per request. What others
+already know (endpoints, connections, dropped lines) is asked for when Prometheus scrapes.
+The meaning of each metric, and what to do when it moves, is in docs/metrics.md.
+"""
+
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate
+from typing import Literal
+
+import msgspec
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from ciuicflow import __version__
+from ciuicflow.observability.quantiles import SlidingSketch
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+"""The classic text format, which every Prometheus reads."""
+
+DURATION_BUCKETS_S = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0),
+    *(2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0),
+)
+"""Upper bounds of the duration histogram: from a cached answer to a long reasoning stream."""
+
+_OTHER_CODE = 0  # rendered as "other"
+
+ReloadResult = Literal["success", "failure"]
+
+
+class EndpointSample(msgspec.Struct, frozen=True):
+    """What an endpoint looks like at this moment; `idle` and `busy` count its connections."""
+
+    name: str
+    up: bool
+    in_flight: int
+    idle: int
+    busy: int
+
+
+class _Traffic:
+    """Counters of one flow and tier."""
+
+    __slots__ = ("answers", "buckets", "sum_s", "window")
+
+    def __init__(self) -> None:
+        self.answers: defaultdict[tuple[str, int], int] = defaultdict(int)  # outcome, code
+        self.buckets = [0] * (len(DURATION_BUCKETS_S) + 1)  # the last one is +Inf
+        self.sum_s = 0.0
+        self.window = SlidingSketch()
+
+
+class Metrics(Collector):
+    """Counts on the event loop, renders when scraped. All calls come from one thread.
+
+    The number of series is bounded: flow, tier, outcome and reason are words of the gateway's own
+    closed sets, codes outside 100..599 count as "other", and endpoints that `endpoints` no longer
+    names take their counters with them.
+    """
+
+    def __init__(
+        self,
+        *,
+        endpoints: Callable[[], Iterable[EndpointSample]],
+        client_connections: Callable[[], int],
+        log_lines_dropped: Callable[[], int],
+    ) -> None:
+        self.event_loop_lag_s = 0.0
+        """How late the event loop runs its timers; whoever measures it writes it here."""
+        self._endpoints = endpoints
+        self._client_connections = client_connections
+        self._log_lines_dropped = log_lines_dropped
+        # Series that exist from the start read 0 instead of "no data", and rate() sees their
+        # first step.
+        self._traffic = {("bypass", "none"): _Traffic()}
+        self._reloads: dict[ReloadResult, int] = {"success": 0, "failure": 0}
+        self._failures: Counter[tuple[str, str]] = Counter()  # endpoint, reason
+        self._retries: Counter[str] = Counter()
+        self._now = 0.0
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+
+    def request(
+        self, flow: str, tier: str, outcome: str, code: int, duration_s: float, now: float
+    ) -> None:
+        """Count one ended request, of any HTTP status `code`; `now` in monotonic seconds.
+
+        Measured: 0.95 us per call, 0.37 of it the sliding sketch.
+        """
+        traffic = self._traffic.get((flow, tier)) or self._add_traffic(flow, tier)
+        traffic.answers[outcome, code if 100 <= code <= 599 else _OTHER_CODE] += 1
+        traffic.buckets[bisect_left(DURATION_BUCKETS_S, duration_s)] += 1
+        traffic.sum_s += duration_s
+        traffic.window.observe(duration_s, now)
+
+    def upstream_failure(self, endpoint: str, reason: str) -> None:
+        """Count a failed attempt; `reason` is a word of the caller's closed set."""
+        self._failures[endpoint, reason] += 1
+
+    def retry(self, endpoint: str) -> None:
+        """Count a request that `endpoint` failed and that was sent again."""
+        self._retries[endpoint] += 1
+
+    def reload(self, result: ReloadResult) -> None:
+        """Count an attempt to load the configuration again."""
+        self._reloads[result] += 1
+
+    def render(self, now: float) -> bytes:
+        """Return the page for Prometheus, to be served as CONTENT_TYPE."""
+        self._now = now
+        return generate_latest(self._registry)
+
+    def describe(self) -> Iterable[Metric]:
+        """Return nothing: registering must not run the callables."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every family; called by prometheus_client within `render`."""
+        yield from self._collect_requests()
+        yield from self._collect_windows()
+        yield from self._collect_endpoints()
+        yield from self._collect_gateway()
+
+    def _add_traffic(self, flow: str, tier: str) -> _Traffic:
+        traffic = self._traffic[flow, tier] = _Traffic()
+        return traffic
+
+    def _collect_requests(self) -> Iterator[Metric]:
+        total = CounterMetricFamily(
+            "ciuicflow_requests_total",
+            "Requests that ended, by outcome and HTTP status.",
+            labels=("flow", "tier", "outcome", "code"),
+        )
+        duration = HistogramMetricFamily(
+            "ciuicflow_request_duration_seconds",
+            "Seconds from a request's first byte to the end of its answer.",
+            labels=("flow", "tier"),
+        )
+        bounds = [*map(str, DURATION_BUCKETS_S), "+Inf"]
+        for labels, traffic in self._traffic.items():
+            for (outcome, code), count in traffic.answers.items():
+                total.add_metric((*labels, outcome, str(code or "other")), count)
+            cumulative = list(zip(bounds, accumulate(traffic.buckets), strict=True))
+            duration.add_metric(labels, cumulative, traffic.sum_s)
+        yield total
+        yield duration
+
+    def _collect_windows(self) -> Iterator[Metric]:
+        qps = GaugeMetricFamily(
+            "ciuicflow_qps",
+            "Requests that ended per second, over the last minute.",
+            labels=("flow", "tier"),
+        )
+        p99 = GaugeMetricFamily(
+            "ciuicflow_latency_p99_seconds",
+            "99th percentile of the request duration over the last minute, within 1 %.",
+            labels=("flow", "tier"),
+        )
+        for labels, traffic in self._traffic.items():
+            qps.add_metric(labels, traffic.window.rate_per_s(self._now))
+            p99.add_metric(labels, traffic.window.quantile(0.99, self._now))
+        yield qps
+        yield p99
+
+    def _collect_endpoints(self) -> Iterator[Metric]:
+        samples = {sample.name: sample for sample in self._endpoints()}
+        in_flight = GaugeMetricFamily(
+            "ciuicflow_in_flight", "Requests at the endpoint now.", labels=("endpoint",)
+        )
+        up = GaugeMetricFamily(
+            "ciuicflow_endpoint_up", "1: the endpoint takes requests.", labels=("endpoint",)
+        )
+        connections = GaugeMetricFamily(
+            "ciuicflow_upstream_connections",
+            "Open connections to the endpoint.",
+            labels=("endpoint", "state"),
+        )
+        for name, sample in samples.items():
+            in_flight.add_metric((name,), sample.in_flight)
+            up.add_metric((name,), sample.up)
+            connections.add_metric((name, "idle"), sample.idle)
+            connections.add_metric((name, "busy"), sample.busy)
+        yield in_flight
+        yield up
+        yield connections
+        yield from self._collect_attempts(samples)
+
+    def _collect_attempts(self, known: Iterable[str]) -> Iterator[Metric]:
+        names = set(known)
+        self._failures = Counter({k: n for k, n in self._failures.items() if k[0] in names})
+        self._retries = Counter({name: self._retries[name] for name in names})
+        failures = CounterMetricFamily(
+            "ciuicflow_upstream_failures_total",
+            "Attempts that an endpoint failed, by reason.",
+            labels=("endpoint", "reason"),
+        )
+        for labels, count in self._failures.items():
+            failures.add_metric(labels, count)
+        retries = CounterMetricFamily(
+            "ciuicflow_retries_total",
+            "Requests sent again after this endpoint failed them.",
+            labels=("endpoint",),
+        )
+        for name, count in self._retries.items():
+            retries.add_metric((name,), count)
+        yield failures
+        yield retries
+
+    def _collect_gateway(self) -> Iterator[Metric]:
+        reloads = CounterMetricFamily(
+            "ciuicflow_config_reloads_total",
+            "Attempts to load the configuration again.",
+            labels=("result",),
+        )
+        for result, count in self._reloads.items():
+            reloads.add_metric((result,), count)
+        yield reloads
+        yield GaugeMetricFamily(
+            "ciuicflow_client_connections",
+            "Open connections of clients.",
+            value=self._client_connections(),
+        )
+        yield CounterMetricFamily(
+            "ciuicflow_log_lines_dropped_total",
+            "Log lines given up because their reader was too slow.",
+            value=self._log_lines_dropped(),
+        )
+        yield GaugeMetricFamily(
+            "ciuicflow_event_loop_lag_seconds",
+            "How late the event loop runs its timers.",
+            value=self.event_loop_lag_s,
+        )
+        build = GaugeMetricFamily(
+            "ciuicflow_build_info", "1, with the version of the gateway.", labels=("version",)
+        )
+        build.add_metric((__version__,), 1)
+        yield build
