@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import gc
+import logging
 import sys
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
@@ -11,8 +12,10 @@ from typing import Any, Final, cast
 import msgspec
 
 from ciuicflow import __version__, config
+from ciuicflow.bench.arguments import add_bench
 from ciuicflow.config import ROUTING_NAMES, Config
 from ciuicflow.errors import ConfigError, StartError
+from ciuicflow.gateway import handler
 from ciuicflow.gateway.app import App, log
 from ciuicflow.observability.logs import LogConfig, LogWriter
 from ciuicflow.runtime import lifecycle
@@ -54,7 +57,8 @@ def _parser() -> argparse.ArgumentParser:
         description="Communication gateway in front of DeepSeek inference servers "
         "(vLLM, SGLang, anything OpenAI-compatible).",
     )
-    parser.add_argument("--version", action="version", version=f"ciuicflow {__version__}")
+    build = "plain Python" if handler.__file__.endswith(".py") else "compiled"
+    parser.add_argument("--version", action="version", version=f"ciuicflow {__version__} ({build})")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _add_serve(commands)
     check = commands.add_parser(
@@ -70,6 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     show.add_argument("--once", action="store_true", help="exit after the requests")
     show.set_defaults(run=_demo)
+    add_bench(commands)
     return parser
 
 
@@ -135,7 +140,8 @@ def _load(options: argparse.Namespace) -> Config:
 
 def _serve(options: argparse.Namespace) -> int:
     writer = LogWriter(_load(options).log)
-    writer.attach(log)
+    # What asyncio and aiohttp have to say must not block on a full pipe either.
+    writer.attach(log, logging.getLogger("asyncio"), logging.getLogger("aiohttp"))
     try:
         _run(_serve_until_stopped(options, writer), options.loop)
     finally:

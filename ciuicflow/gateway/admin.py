@@ -8,7 +8,7 @@ import msgspec
 from aiohttp import web
 
 from ciuicflow.config import Address
-from ciuicflow.gateway.server import cannot_listen
+from ciuicflow.gateway.listener import cannot_listen
 from ciuicflow.observability.metrics import CONTENT_TYPE, Metrics
 
 State = dict[str, Any]

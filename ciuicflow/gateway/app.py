@@ -16,8 +16,8 @@ from ciuicflow.gateway.admin import AdminServer
 from ciuicflow.gateway.deadlines import Deadlines
 from ciuicflow.gateway.endpoints import EndpointTable
 from ciuicflow.gateway.handler import Handler
+from ciuicflow.gateway.listener import ClientServer
 from ciuicflow.gateway.models import ModelLister
-from ciuicflow.gateway.server import ClientServer
 from ciuicflow.observability.logs import LogWriter
 from ciuicflow.observability.metrics import EndpointSample, Metrics
 from ciuicflow.routing.table import POLICIES
@@ -75,7 +75,7 @@ class App:
         if len(self._endpoints) > 1:
             # Which of several takes a request depends on their models: learn them first.
             await self._prober.probe_all()
-        listen = await self._server.listen()
+        listen = await self._server.listen(self._config)
         loop = asyncio.get_running_loop()
         self._background = [
             loop.create_task(self._prober.run()),

@@ -6,6 +6,7 @@ measured); here a wait costs one attribute, and one pass looks at all of them no
 
 import asyncio
 import math
+import time
 from typing import Final, Protocol
 
 from ciuicflow.config import Timeouts
@@ -60,7 +61,7 @@ class Deadlines:
         self._timer.cancel()
 
     def _pass(self) -> None:
-        now = self._loop.time()
+        now = time.monotonic()
         for waiting in [waiting for waiting in self._waiting if waiting.deadline <= now]:
             waiting.expire()
         self._timer = self._loop.call_later(self._period_s, self._pass)

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from ciuicflow.config import Config, Upstream
 from ciuicflow.endpoint import EndpointId, EndpointState
 from ciuicflow.gateway.deadlines import Deadlines
-from ciuicflow.gateway.headers import upstream_head
-from ciuicflow.gateway.heads import RequestHead
-from ciuicflow.gateway.upstream import Pool
+from ciuicflow.gateway.headers import RequestHead, upstream_head
+from ciuicflow.gateway.pool import Pool
 
 
 class Endpoint:

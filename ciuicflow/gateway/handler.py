@@ -54,6 +54,7 @@ class Handler:
         self.draining = False
         self._models = models
         self._metrics = metrics
+        self._bypass = metrics.traffic("bypass", "none")
         self._log = log_writer
         self._buffered_bytes = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -111,6 +112,7 @@ class Handler:
             exchange.refuse(Outcome.UNKNOWN_MODEL, detail=detail, param="model")
             return None
         if not candidates:
+            self._unassign(exchange)
             exchange.refuse(Outcome.NO_ENDPOINT, detail=exchange.detail)
             return None
         only = len(candidates) == 1
@@ -121,11 +123,16 @@ class Handler:
 
     def _assign(self, exchange: Exchange, endpoint: Endpoint, why: str) -> None:
         """Put the exchange on the ledger of the endpoint, and off that of the one before."""
-        if exchange.endpoint is not None:
-            exchange.endpoint.state.in_flight -= 1
+        self._unassign(exchange)
         exchange.endpoint = endpoint
         exchange.why = why
         endpoint.state.in_flight += 1
+
+    def _unassign(self, exchange: Exchange) -> None:
+        if exchange.endpoint is not None:
+            exchange.endpoint.state.in_flight -= 1
+            exchange.endpoint = None
+            exchange.why = ""
 
     # 3. Connect, where no connection is idle; go to another endpoint where that fails.
 
@@ -160,7 +167,7 @@ class Handler:
         """Account for an exchange; called exactly once for each."""
         now = time.monotonic()
         duration_s = now - exchange.started_s
-        self._metrics.request("bypass", "none", outcome, exchange.status, duration_s, now)
+        self._bypass.observe(outcome, exchange.status, duration_s, now)
         endpoint = exchange.endpoint
         if endpoint is not None:
             endpoint.state.in_flight -= 1
@@ -188,7 +195,7 @@ class Handler:
         """Account for bytes that never became a request."""
         answer = ANSWERS[outcome]
         status = answer.status if answer is not None else 0
-        self._metrics.request("bypass", "none", outcome, status, 0.0, time.monotonic())
+        self._bypass.observe(outcome, status, 0.0, time.monotonic())
         if self._log.requests:
             self._log.request(
                 RequestLine(time.time(), b"-", b"-", status, outcome, "", "", 0.0, 0, 0, peer)

@@ -1,8 +1,8 @@
 """Heads: what the gateway must know of them, and what of them goes on. Pure.
 
-httptools (llhttp, strict) is the judge of every head; after it has accepted one, the few fields
-that matter here are found by one regular expression, and the header lines travel on as the very
-bytes that came in: name case, order, duplicates and values cannot change.
+httptools (llhttp, strict) is the judge of every head. The header lines then travel on as the very
+bytes that came in: name case, order, duplicates and values cannot change; only hop-by-hop fields
+are cut out.
 """
 
 import re
@@ -12,16 +12,17 @@ from typing import Final
 import httptools
 
 from ciuicflow.errors import BadRequest, BadResponse, Unsupported
-from ciuicflow.gateway.heads import RequestHead, ResponseHead
 
-# Hop-by-hop fields (RFC 9110 section 7.6.1), and those that frame or steer a message. They are
-# looked for in a lower-cased copy, which has the same offsets.
-_HOP = rb"connection|keep-alive|proxy-[a-z-]+|te|trailer|transfer-encoding|upgrade"
-_REQUEST_FIELDS = re.compile(rb"\n(%b|content-length|expect|host):[ \t]*([^\r]*)\r" % _HOP)
-_RESPONSE_FIELDS = re.compile(rb"\n(%b|content-length|content-type):[ \t]*([^\r]*)\r" % _HOP)
-_HOP_BY_HOP = re.compile(rb"\n(?:%b):[^\r]*\r" % _HOP)
-_HOST_BYTES: Final = b"0123456789abcdefghijklmnopqrstuvwxyz.-_~!$&'()*+;=%:[]"  # RFC 3986, 3.2.2
-_KEEP_ALIVE_TIMEOUT = re.compile(rb"timeout\s*=\s*(\d{1,6})")
+# Hop-by-hop fields (RFC 9110 section 7.6.1), looked for in a lower-cased copy, which has the same
+# offsets as the original.
+_HOP_BY_HOP: Final = re.compile(
+    rb"\n(?:connection|keep-alive|proxy-[a-z-]+|te|trailer|transfer-encoding|upgrade):[^\r]*\r"
+)
+# RFC 3986 section 3.2.2, and a port.
+_HOST_BYTES: Final = (
+    b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ-._~!$&'()*+;=%:[]"
+)
+_KEEP_ALIVE_TIMEOUT: Final = re.compile(rb"timeout\s*=\s*(\d{1,6})", re.IGNORECASE)
 
 # Never removed because a Connection field names them: a client could make the gateway drop what
 # frames, addresses or authorises the request (hop-by-hop header abuse).
@@ -29,153 +30,215 @@ _NOT_NOMINABLE: Final = frozenset(
     {b"close", b"keep-alive", b"upgrade", b"content-length", b"host", b"authorization"}
 )
 
-_HTTP_10, _HTTP_11 = b"HTTP/1.0", b"HTTP/1.1"
+# The fields that matter here, as small numbers: most fields of a head are none of them.
+_HOP: Final = 0  # hop-by-hop, of no further interest
+_CONNECTION: Final = 1
+_KEEP_ALIVE: Final = 2
+_TRANSFER_ENCODING: Final = 3
+_UPGRADE: Final = 4
+_CONTENT_LENGTH: Final = 5
+_HOST: Final = 6
+_EXPECT: Final = 7
+_CONTENT_TYPE: Final = 8
+_HOP_BY_HOP_FIELDS: Final = {
+    b"connection": _CONNECTION,
+    b"keep-alive": _KEEP_ALIVE,
+    b"transfer-encoding": _TRANSFER_ENCODING,
+    b"upgrade": _UPGRADE,
+    b"te": _HOP,
+    b"trailer": _HOP,
+}
+_REQUEST_FIELDS: Final = {
+    **_HOP_BY_HOP_FIELDS,
+    b"content-length": _CONTENT_LENGTH,
+    b"host": _HOST,
+    b"expect": _EXPECT,
+}
+_RESPONSE_FIELDS: Final = {
+    **_HOP_BY_HOP_FIELDS,
+    b"content-length": _CONTENT_LENGTH,
+    b"content-type": _CONTENT_TYPE,
+}
+_HTTP_10: Final = b"HTTP/1.0"
+_HTTP_11: Final = b"HTTP/1.1"
 
 
-class _Silent:
-    """Wants no callbacks: httptools then only validates."""
+class RequestHead:
+    """A request's head, ready to be sent on (RFC 9112 sections 3 to 6). Read-only once made."""
 
+    __slots__ = (
+        "_hop_by_hop",
+        "_hosts",
+        "_options",
+        "chunked",
+        "content_length",
+        "expects_continue",
+        "has_host",
+        "http11",
+        "keep_alive",
+        "lines",
+        "method",
+        "target",
+        "upgrade",
+    )
 
-_SILENT: Final = _Silent()
+    def __init__(self, raw: bytes) -> None:
+        """Read a whole head, `raw` ending in its empty line.
 
+        Raises BadRequest for anything that two parsers could read in two ways, Unsupported for
+        other versions than HTTP/1.0 and 1.1 and other transfer codings than chunked.
+        """
+        self.content_length = 0  # also where the request has no body or is chunked
+        self.chunked = False
+        self.expects_continue = False
+        self.upgrade = b""  # the protocols asked for
+        self._hop_by_hop = False
+        self._hosts = 0
+        self._options: set[bytes] | None = None  # of Connection
+        try:
+            httptools.HttpRequestParser(self).feed_data(raw)
+        except httptools.HttpParserUpgrade:
+            pass
+        except httptools.HttpParserCallbackError as error:
+            raise error.__context__ or error from None
+        except httptools.HttpParserError as error:
+            raise BadRequest(str(error)) from None
 
-def parse_request_head(raw: bytes) -> RequestHead:
-    """Read a whole head, `raw` ending in its empty line (RFC 9112 sections 3 to 6).
+        line_end = raw.find(b"\r\n")
+        words = raw[:line_end].split()
+        if len(words) != 3 or words[2] not in (_HTTP_11, _HTTP_10):
+            raise Unsupported(Unsupported.What.VERSION, raw[:line_end][-16:].decode("latin-1"))
+        self.method = words[0]
+        self.target = words[1]  # origin-form or `*` (RFC 9112 section 3.2)
+        self.http11 = words[2] == _HTTP_11
+        self.keep_alive = self.http11
+        self.lines = raw[line_end + 2 : -2]  # end-to-end fields, each ending in CRLF
+        if self._hop_by_hop:
+            self._read_hop_by_hop()
+        if self._hosts != 1 and (self.http11 or self._hosts):
+            raise BadRequest("a request must have exactly one Host field")
+        self.has_host = self._hosts == 1
+        if not self.target.startswith(b"/"):
+            self._read_special_target()
 
-    Raises BadRequest for anything that two parsers could read in two ways, Unsupported for other
-    versions than HTTP/1.0 and 1.1 and other transfer codings than chunked.
-    """
-    try:
-        httptools.HttpRequestParser(_SILENT).feed_data(raw)
-    except httptools.HttpParserUpgrade:
-        pass
-    except httptools.HttpParserError as error:
-        raise BadRequest(str(error)) from None
-
-    line_end = raw.find(b"\r\n")
-    words = raw[:line_end].split()
-    if len(words) != 3 or words[2] not in (_HTTP_11, _HTTP_10):
-        raise Unsupported(Unsupported.What.VERSION, words[-1][:16].decode("latin-1"))
-    method, target, version = words
-    http11 = version == _HTTP_11
-
-    options: set[bytes] = set()
-    upgrade = host = b""
-    hosts = length = 0
-    hop_by_hop = chunked = expects = False
-    lowered = raw.lower()
-    for name, value in _REQUEST_FIELDS.findall(lowered, line_end):
-        if name == b"host":
-            hosts += 1
-            host = value.strip()
-        elif name == b"content-length":
-            length = int(value)  # llhttp: digits only, once, never beside Transfer-Encoding
-        elif name == b"expect":
-            expects = http11 and value.strip() == b"100-continue"
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Called by httptools."""
+        name = name.lower()
+        field = _REQUEST_FIELDS.get(name, -1)
+        if field < 0 and not name.startswith(b"proxy-"):
+            return
+        if field == _HOST:
+            self._hosts += 1
+            if value.translate(None, _HOST_BYTES).strip():
+                raise BadRequest("malformed Host field")
+        elif field == _CONTENT_LENGTH:
+            self.content_length = int(value)  # llhttp: digits, once, never with Transfer-Encoding
+        elif field == _EXPECT:
+            self.expects_continue = value.strip().lower() == b"100-continue"
         else:
-            hop_by_hop = True
-            if name == b"connection":
-                options.update(map(bytes.strip, value.split(b",")))
-            elif name == b"transfer-encoding":
-                if value.strip() != b"chunked":
+            self._hop_by_hop = True
+            if field == _CONNECTION:
+                self._options = _options(value, self._options)
+            elif field == _TRANSFER_ENCODING:
+                if value.strip().lower() != b"chunked":
                     raise Unsupported(Unsupported.What.CODING, value.decode("latin-1"))
-                chunked = True
-            elif name == b"upgrade":
-                upgrade = value.strip()
+                self.chunked = True
+            elif field == _UPGRADE:
+                self.upgrade = value.strip()
 
-    if hosts != 1 and (http11 or hosts):
-        raise BadRequest("a request must have exactly one Host field")
-    if host.translate(None, _HOST_BYTES):
-        raise BadRequest("malformed Host field")
-    if chunked and not http11:
-        raise BadRequest("HTTP/1.0 has no chunked coding")
+    def _read_hop_by_hop(self) -> None:
+        options: set[bytes] = self._options or set()
+        self.lines = _end_to_end(self.lines, options)
+        self.keep_alive = b"close" not in options if self.http11 else b"keep-alive" in options
+        # h2c would open a tunnel that is not looked into (request smuggling): not offered.
+        if b"upgrade" not in options or b"h2c" in self.upgrade.lower() or not self.http11:
+            self.upgrade = b""
+        if self.chunked and not self.http11:
+            raise BadRequest("HTTP/1.0 has no chunked coding")
 
-    lines = raw[line_end + 2 : -2]
-    if hop_by_hop:
-        lines = _end_to_end(raw, lowered, line_end, options)
-    if target.startswith(b"*"):
-        if method != b"OPTIONS" or target != b"*":
+    def _read_special_target(self) -> None:
+        if self.target == b"*" and self.method == b"OPTIONS":
+            return
+        if self.target.startswith(b"*"):
             raise BadRequest("malformed request target")
-    elif not target.startswith(b"/") and method != b"CONNECT":
-        hosts = 1
-        target, lines = _origin_form(method, target, lines)
-    # h2c would open a tunnel that is not looked into (request smuggling): not offered.
-    if upgrade and http11 and b"upgrade" in options and b"h2c" not in upgrade:
-        upgrade = _spelt(raw, b"upgrade")
-    else:
-        upgrade = b""
-    keep_alive = b"close" not in options if http11 else b"keep-alive" in options
-    return RequestHead(
-        method,
-        target,
-        http11,
-        lines,
-        length,
-        chunked,
-        keep_alive,
-        expects,
-        upgrade,
-        hosts == 1,
+        if self.method != b"CONNECT":
+            self.has_host = True
+            self.target, self.lines = _origin_form(self.method, self.target, self.lines)
+
+
+class ResponseHead:
+    """A response's head, ready to be sent on. Read-only once made."""
+
+    __slots__ = (
+        "_hop_by_hop",
+        "_options",
+        "chunked",
+        "content_length",
+        "event_stream",
+        "keep_alive",
+        "keep_alive_s",
+        "lines",
+        "reason",
+        "status",
+        "upgrade",
     )
 
+    def __init__(self, raw: bytes) -> None:
+        """Read a whole head, `raw` ending in its empty line. Raises BadResponse."""
+        self.content_length = -1  # none given
+        self.chunked = False
+        self.event_stream = False
+        self.keep_alive_s = -1.0  # how long the upstream says that it keeps an idle connection
+        self.upgrade = b""
+        self._hop_by_hop = False
+        self._options: set[bytes] | None = None
+        try:
+            httptools.HttpResponseParser(self).feed_data(raw)
+        except httptools.HttpParserUpgrade:
+            pass
+        except httptools.HttpParserCallbackError as error:
+            raise error.__context__ or error from None
+        except httptools.HttpParserError as error:
+            raise BadResponse(str(error)) from None
 
-def parse_response_head(raw: bytes) -> ResponseHead:
-    """Read a whole head, `raw` ending in its empty line. Raises BadResponse."""
-    try:
-        httptools.HttpResponseParser(_SILENT).feed_data(raw)
-    except httptools.HttpParserUpgrade:
-        pass
-    except httptools.HttpParserError as error:
-        raise BadResponse(str(error)) from None
+        http11 = raw.startswith(b"HTTP/1.1 ")
+        if not (http11 or raw.startswith(b"HTTP/1.0 ")) or raw[12:13] not in (b" ", b"\r"):
+            raise BadResponse(f"malformed status line: {raw[:32]!r}")
+        line_end = raw.find(b"\r\n")
+        self.status = int(raw[9:12])
+        self.reason = raw[12:line_end]  # with its leading space, as received
+        self.keep_alive = http11
+        self.lines = raw[line_end + 2 : -2]  # end-to-end fields, each ending in CRLF
+        if self._hop_by_hop:
+            options: set[bytes] = self._options or set()
+            self.lines = _end_to_end(self.lines, options)
+            self.keep_alive = b"close" not in options if http11 else b"keep-alive" in options
+            if b"upgrade" not in options:
+                self.upgrade = b""
 
-    version = raw[:9]
-    http11 = version == b"HTTP/1.1 "
-    if not (http11 or version == b"HTTP/1.0 ") or raw[12] not in b" \r":
-        raise BadResponse(f"malformed status line: {raw[:32]!r}")
-    line_end = raw.find(b"\r\n")
-
-    options: set[bytes] = set()
-    length: int | None = None
-    keep_alive_s: float | None = None
-    hop_by_hop = chunked = event_stream = False
-    upgrade = b""
-    lowered = raw.lower()
-    for name, value in _RESPONSE_FIELDS.findall(lowered, line_end):
-        if name == b"content-type":
-            event_stream = value.startswith(b"text/event-stream")
-        elif name == b"content-length":
-            length = int(value)
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Called by httptools."""
+        name = name.lower()
+        field = _RESPONSE_FIELDS.get(name, -1)
+        if field < 0 and not name.startswith(b"proxy-"):
+            return
+        if field == _CONTENT_TYPE:
+            self.event_stream = value.lower().startswith(b"text/event-stream")
+        elif field == _CONTENT_LENGTH:
+            self.content_length = int(value)
         else:
-            hop_by_hop = True
-            if name == b"connection":
-                options.update(map(bytes.strip, value.split(b",")))
-            elif name == b"transfer-encoding":
-                if value.strip() != b"chunked":
+            self._hop_by_hop = True
+            if field == _CONNECTION:
+                self._options = _options(value, self._options)
+            elif field == _TRANSFER_ENCODING:
+                if value.strip().lower() != b"chunked":
                     raise BadResponse(f"transfer coding {value.decode('latin-1')!r}")
-                chunked = True
-            elif name == b"upgrade":
-                upgrade = value.strip()
-            elif name == b"keep-alive":
+                self.chunked = True
+            elif field == _UPGRADE:
+                self.upgrade = value.strip()
+            elif field == _KEEP_ALIVE:
                 hint = _KEEP_ALIVE_TIMEOUT.search(value)
-                keep_alive_s = float(hint[1]) if hint else None
-
-    lines = raw[line_end + 2 : -2]
-    if hop_by_hop:
-        lines = _end_to_end(raw, lowered, line_end, options)
-    if upgrade:
-        upgrade = _spelt(raw, b"upgrade") if b"upgrade" in options else b""
-    keep_alive = b"close" not in options if http11 else b"keep-alive" in options
-    return ResponseHead(
-        int(raw[9:12]),
-        raw[12:line_end],
-        lines,
-        length,
-        chunked,
-        keep_alive,
-        keep_alive_s,
-        event_stream,
-        upgrade,
-    )
+                self.keep_alive_s = float(hint[1]) if hint else -1.0
 
 
 def upstream_head(head: RequestHead, prefix: bytes, host: bytes | None) -> bytes:
@@ -224,22 +287,22 @@ def field_value(lines: bytes, name: bytes) -> bytes | None:
     return None
 
 
-def _end_to_end(raw: bytes, lowered: bytes, line_end: int, options: set[bytes]) -> bytes:
-    """Return the header lines without hop-by-hop fields and those that Connection names."""
+def _options(value: bytes, before: set[bytes] | None) -> set[bytes]:
+    """Return the options of a Connection field, with those of the ones before it."""
+    return {option.strip() for option in value.lower().split(b",")} | (before or set())
+
+
+def _end_to_end(lines: bytes, options: set[bytes]) -> bytes:
+    """Return header lines without hop-by-hop fields and those that Connection names."""
+    raw = b"\n" + lines
     kept = []
-    start = line_end + 2
-    for field in _HOP_BY_HOP.finditer(lowered, line_end):
+    start = 1
+    for field in _HOP_BY_HOP.finditer(raw.lower()):
         kept.append(raw[start : field.start() + 1])
         start = field.end() + 1
-    kept.append(raw[start:-2])
-    lines = b"".join(kept)
+    kept.append(raw[start:])
     nominated = options - _NOT_NOMINABLE
-    return drop_fields(lines, nominated) if nominated else lines
-
-
-def _spelt(raw: bytes, name: bytes) -> bytes:
-    """Return a field's value as it was sent: matching was done in lower case."""
-    return field_value(raw[:-2], name) or b""
+    return drop_fields(b"".join(kept), nominated) if nominated else b"".join(kept)
 
 
 def _origin_form(method: bytes, target: bytes, lines: bytes) -> tuple[bytes, bytes]:

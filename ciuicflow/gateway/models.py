@@ -9,8 +9,7 @@ import aiohttp
 import msgspec
 
 from ciuicflow.gateway.endpoints import Endpoint
-from ciuicflow.gateway.headers import field_value
-from ciuicflow.gateway.heads import RequestHead
+from ciuicflow.gateway.headers import RequestHead, field_value
 
 log = logging.getLogger(__name__)
 

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Final
 from ciuicflow.errors import BadResponse
 from ciuicflow.gateway import responses
 from ciuicflow.gateway.framing import ChunkedBody
-from ciuicflow.gateway.headers import client_head
-from ciuicflow.gateway.heads import RequestHead, ResponseHead
+from ciuicflow.gateway.headers import RequestHead, ResponseHead, client_head
 from ciuicflow.gateway.upstream import UpstreamConnection
 from ciuicflow.request import Outcome
 
@@ -148,7 +147,7 @@ class Exchange:
             self.client.read(True)
         if not self.replayable:
             self._let_go()
-        upstream.begin(self, data, self._handler.config.timeouts)
+        upstream.begin(self, data)
         if not self.client.writable:
             upstream.read(False)
         if self.head.expects_continue and not self._continued:
@@ -220,7 +219,7 @@ class Exchange:
         chunked = head.chunked and self.head.http11
         if head.chunked and not chunked and not bodiless:
             self._dechunk = ChunkedBody()
-        self._close_delimited = not (bodiless or chunked or head.content_length is not None)
+        self._close_delimited = not (bodiless or chunked or head.content_length >= 0)
         self._keep = (
             self.head.keep_alive
             and self.request_done

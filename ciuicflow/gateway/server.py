@@ -1,27 +1,21 @@
 """The client side: connections, heads, bodies, limits and timeouts."""
 
 import asyncio
-import errno
-import socket
-import ssl
-import sys
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, cast
 
 import httptools
 
-from ciuicflow.config import Address, Config
-from ciuicflow.errors import BadRequest, ProtocolError, StartError, Unsupported
-from ciuicflow.gateway import responses
-from ciuicflow.gateway.deadlines import NEVER, Deadlines
+from ciuicflow.errors import BadRequest, ProtocolError, Unsupported
+from ciuicflow.gateway import responses, tcp
+from ciuicflow.gateway.deadlines import NEVER
 from ciuicflow.gateway.framing import BodyReader, ChunkedBody, LengthBody
-from ciuicflow.gateway.headers import parse_request_head
+from ciuicflow.gateway.headers import RequestHead
 from ciuicflow.gateway.relay import Exchange
 from ciuicflow.request import Outcome
 
 if TYPE_CHECKING:
-    from ciuicflow.gateway.handler import Handler
+    from ciuicflow.gateway.listener import ClientServer
 
 # Bytes of further pipelined requests that may wait behind the one being served.
 PIPELINED_BYTES: Final = 65536
@@ -32,9 +26,6 @@ LINGER_S: Final = 2.0
 _GONE_CHECK_S: Final = 0.05
 # What TLS has written already gets this long to leave before an unclean end.
 _TLS_FLUSH_S: Final = 0.05
-# include/net/tcp_states.h: the peer has closed (CLOSE_WAIT), or the connection is gone (CLOSE).
-_TCP_CLOSE, _TCP_CLOSE_WAIT = 7, 8
-_BACKLOG: Final = 4096  # connections that the kernel holds for us in a burst
 _UNSUPPORTED: Final = {
     Unsupported.What.VERSION: Outcome.VERSION_UNKNOWN,
     Unsupported.What.CODING: Outcome.CODING_UNKNOWN,
@@ -90,10 +81,10 @@ class ClientConnection:
         """See asyncio.Protocol."""
         # uvloop's transports have the interface without the base class.
         self.transport = transport = cast("asyncio.Transport", transport)
-        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        tcp.send_at_once(transport)
         peer = transport.get_extra_info("peername")
         self.peer = peer[0] if peer else ""
-        self.deadline = self._server.now() + self._server.config.timeouts.idle_s
+        self.deadline = time.monotonic() + self._server.idle_s
         if not self._server.opened(self):
             self._refuse(Outcome.OVERLOADED, "too many connections")
 
@@ -130,7 +121,7 @@ class ClientConnection:
     def pause_writing(self) -> None:
         """See asyncio.Protocol."""
         self.writable = False
-        self._acked_bytes = _tcp_bytes_acked(self.transport)
+        self._acked_bytes = tcp.bytes_acked(self.transport)
         self.deadline = self._server.body_deadline()
         if self._exchange is not None:
             self._exchange.client_writable(False)
@@ -156,7 +147,7 @@ class ClientConnection:
 
     def _still_taking(self) -> bool:
         """Whether a slow reader has taken anything; if so it gets as much time again."""
-        acked_bytes, self._acked_bytes = self._acked_bytes, _tcp_bytes_acked(self.transport)
+        acked_bytes, self._acked_bytes = self._acked_bytes, tcp.bytes_acked(self.transport)
         if self._acked_bytes == acked_bytes:
             return False
         self.deadline = self._server.body_deadline()
@@ -199,7 +190,7 @@ class ClientConnection:
             else:
                 self.transport.close()
             return
-        self.deadline = self._server.now() + self._server.config.timeouts.idle_s
+        self.deadline = time.monotonic() + self._server.idle_s
         if self._paused_reading:
             self.read(True)
         if self._pending:
@@ -210,9 +201,7 @@ class ClientConnection:
         """End in the middle of an answer; `reset` where a plain close would look complete."""
         self._exchange = self._body = None
         if reset:
-            sock = self.transport.get_extra_info("socket")
-            # struct linger {on, 0 s}: close sends RST.
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+            tcp.reset_on_close(self.transport)
             if self.transport.get_extra_info("ssl_object") is not None:
                 # close would send close_notify, which says that all is well.
                 self._server.call_later(_TLS_FLUSH_S, self.transport.abort)
@@ -246,25 +235,25 @@ class ClientConnection:
         """Begin a request if its head is complete."""
         if data.startswith((b"\r", b"\n")):
             data = data.lstrip(b"\r\n")  # RFC 9112 section 2.2
-        limits = self._server.config.limits
+        server = self._server
         end = data.find(b"\r\n\r\n") + 4
         if end < 4:
             self._await_head(data)
             return
-        if end > limits.header_bytes or data.find(b"\r\n") > limits.uri_bytes:
+        if end > server.header_bytes or data.find(b"\r\n") > server.uri_bytes:
             self._refuse_large(data)
             return
         self._precheck = None
         try:
-            head = parse_request_head(data[:end])
+            head = RequestHead(data[:end])
         except BadRequest as error:
             self._refuse_bad(error)
             return
         self.deadline = NEVER
         self._exchange = exchange = Exchange(self._server.handler, self, head, time.monotonic())
-        if head.content_length > limits.body_bytes:
+        if head.content_length > server.body_bytes:
             self._body = LengthBody(head.content_length)
-            exchange.refuse(Outcome.BODY_TOO_LARGE, detail=f"over {limits.body_bytes} bytes")
+            exchange.refuse(Outcome.BODY_TOO_LARGE, detail=f"over {server.body_bytes} bytes")
         elif head.content_length and head.content_length == len(data) - end:
             exchange.whole_body(data[end:])
             self._server.handler.handle(exchange)
@@ -287,7 +276,7 @@ class ClientConnection:
         except ProtocolError as error:
             exchange.refuse(Outcome.BAD_REQUEST, detail=str(error))
             return False
-        limit = self._server.config.limits.body_bytes
+        limit = self._server.body_bytes
         if exchange.bytes_in + taken > limit:
             exchange.refuse(Outcome.BODY_TOO_LARGE, detail=f"over {limit} bytes")
             return False
@@ -303,8 +292,8 @@ class ClientConnection:
 
     def _await_head(self, data: bytes) -> None:
         """Wait for the rest of a head, unless it is wrong or too large already."""
-        limits = self._server.config.limits
-        if len(data) > limits.header_bytes or (b"\n" not in data and len(data) > limits.uri_bytes):
+        server = self._server
+        if len(data) > server.header_bytes or (b"\n" not in data and len(data) > server.uri_bytes):
             self._refuse_large(data)
             return
         if self._precheck is None:
@@ -312,7 +301,7 @@ class ClientConnection:
                 return
             self._precheck = httptools.HttpRequestParser(_Silent())
             self._prechecked_bytes = 0
-            self.deadline = self._server.now() + self._server.config.timeouts.header_s
+            self.deadline = time.monotonic() + self._server.header_s
         try:
             self._precheck.feed_data(data[self._prechecked_bytes :])
         except httptools.HttpParserError as error:
@@ -330,12 +319,12 @@ class ClientConnection:
         self._refuse(outcome, str(error))
 
     def _refuse_large(self, data: bytes) -> None:
-        limits = self._server.config.limits
+        server = self._server
         line_end = data.find(b"\r\n")
-        if (line_end if line_end >= 0 else len(data)) > limits.uri_bytes:
-            self._refuse(Outcome.URI_TOO_LONG, f"over {limits.uri_bytes} bytes")
+        if (line_end if line_end >= 0 else len(data)) > server.uri_bytes:
+            self._refuse(Outcome.URI_TOO_LONG, f"over {server.uri_bytes} bytes")
         else:
-            self._refuse(Outcome.HEADERS_TOO_LARGE, f"over {limits.header_bytes} bytes")
+            self._refuse(Outcome.HEADERS_TOO_LARGE, f"over {server.header_bytes} bytes")
 
     def _refuse(self, outcome: Outcome, detail: str = "") -> None:
         """Answer and close."""
@@ -355,7 +344,7 @@ class ClientConnection:
         self._lingering = True
         self._pending.clear()
         self.read(True)
-        self.deadline = self._server.now() + LINGER_S
+        self.deadline = time.monotonic() + LINGER_S
         if self.transport.can_write_eof():
             self.transport.write_eof()
 
@@ -367,110 +356,7 @@ class ClientConnection:
     def _check_gone(self) -> None:
         if not self._paused_reading or self.transport.is_closing():
             return
-        if _tcp_state(self.transport) in (_TCP_CLOSE, _TCP_CLOSE_WAIT):
+        if tcp.peer_has_left(self.transport):
             self.transport.abort()
         else:
             self._watch()
-
-
-def _tcp_info(transport: asyncio.Transport, length: int) -> bytes:
-    sock = transport.get_extra_info("socket")
-    return bytes(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, length))
-
-
-def _tcp_state(transport: asyncio.Transport) -> int:
-    """tcpi_state, the first byte of struct tcp_info (Linux, include/uapi/linux/tcp.h)."""
-    return _tcp_info(transport, 1)[0]
-
-
-def _tcp_bytes_acked(transport: asyncio.Transport) -> int:
-    """tcpi_bytes_acked, at offset 120 of struct tcp_info (Linux >= 4.1)."""
-    return int.from_bytes(_tcp_info(transport, 128)[120:128], sys.byteorder)
-
-
-class ClientServer:
-    """Listens, and holds what all client connections share."""
-
-    def __init__(self, config: Config, handler: "Handler", deadlines: Deadlines) -> None:
-        self.config = config
-        self.handler = handler
-        self.draining = False  # each connection is closed after its current answer
-        self._deadlines = deadlines
-        self._connections: set[ClientConnection] = set()
-        self._listener: asyncio.Server | None = None
-        self._tls: ssl.SSLContext | None = None
-        loop = asyncio.get_running_loop()
-        self.now: Callable[[], float] = loop.time
-        self.call_soon = loop.call_soon
-        self.call_later = loop.call_later
-
-    @property
-    def connections(self) -> int:
-        """How many clients are connected."""
-        return len(self._connections)
-
-    async def listen(self) -> str:
-        """Start accepting; return HOST:PORT. Raises StartError."""
-        address = Address.parse(self.config.listen)
-        if self.config.tls is not None:
-            self._tls = self.config.tls.context()
-        try:
-            self._listener = await asyncio.get_running_loop().create_server(
-                lambda: cast("asyncio.Protocol", ClientConnection(self)),
-                address.host,
-                address.port,
-                ssl=self._tls,
-                backlog=_BACKLOG,
-            )
-        except OSError as error:
-            raise cannot_listen("listen", address, error) from None
-        return str(Address(address.host, self._listener.sockets[0].getsockname()[1]))
-
-    def configure(self, config: Config) -> None:
-        """Take over reloaded settings, a renewed certificate among them. Raises StartError."""
-        if self._tls is not None and config.tls is not None:
-            config.tls.context()  # a bad file must not half-change the context in use
-            self._tls.load_cert_chain(config.tls.cert_file, config.tls.key_file)
-        self.config = config
-
-    def body_deadline(self) -> float:
-        """When a client that sends or takes nothing from now on is late."""
-        return self.now() + self.config.timeouts.body_s
-
-    def opened(self, connection: ClientConnection) -> bool:
-        """Note a new connection. False: there are too many."""
-        self._connections.add(connection)
-        self._deadlines.add(connection)
-        return len(self._connections) <= self.config.limits.connections
-
-    def closed(self, connection: ClientConnection) -> None:
-        """Forget a connection that is gone."""
-        self._connections.discard(connection)
-        self._deadlines.discard(connection)
-
-    def stop_listening(self) -> None:
-        """Accept no more, and close what is idle."""
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
-        self.close_idle()
-
-    def close_idle(self) -> None:
-        """Close the connections that serve no request."""
-        for connection in list(self._connections):
-            connection.close_idle()
-
-    def shut_down(self) -> None:
-        """Close what is left."""
-        for connection in list(self._connections):
-            connection.shut_down()
-
-
-def cannot_listen(what: str, address: Address, error: OSError) -> StartError:
-    """Say why an address cannot be listened on and what to do."""
-    hint = ""
-    if error.errno == errno.EADDRINUSE:
-        hint = f": something else listens there; stop it or choose another with --{what}"
-    elif error.errno in (errno.EACCES, errno.EADDRNOTAVAIL) or error.errno is None:
-        hint = f"; choose another with --{what}"
-    return StartError(f"cannot listen on {address} ({what}): {error.strerror or error}{hint}")

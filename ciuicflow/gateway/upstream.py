@@ -1,20 +1,22 @@
-"""Connections to an upstream: a pool per endpoint, and the response side of an exchange."""
+"""A connection to an upstream: sends a request, and finds the edges of its response."""
 
 import asyncio
-import socket
 import ssl
-from typing import Final, Protocol, cast
+import time
+from typing import TYPE_CHECKING, Final, cast
 
 import httptools
 
-from ciuicflow.config import Config, Timeouts, Upstream
 from ciuicflow.errors import BadResponse
-from ciuicflow.gateway.deadlines import NEVER, Deadlines
-from ciuicflow.gateway.headers import parse_response_head
-from ciuicflow.gateway.heads import ResponseHead
+from ciuicflow.gateway import tcp
+from ciuicflow.gateway.deadlines import NEVER
+from ciuicflow.gateway.headers import ResponseHead
 from ciuicflow.gateway.sse import is_only_comments
 
-MAX_IDLE: Final = 512  # connections kept per endpoint
+if TYPE_CHECKING:
+    from ciuicflow.gateway.pool import Pool
+    from ciuicflow.gateway.relay import Exchange
+
 MAX_IDLE_S: Final = 60.0  # what an engine closes sooner, it is seen to close
 # The upstream's own hint is a race lost by a round trip: leave this much before it.
 IDLE_MARGIN_S: Final = 1.0
@@ -22,37 +24,11 @@ IDLE_MARGIN_S: Final = 1.0
 _COMMENT_BYTES: Final = 256
 
 # How the end of the response is found (RFC 9112 section 6.3).
-_HEAD, _LENGTH, _CHUNKED, _UNTIL_CLOSE, _TUNNEL = range(5)
-
-
-class ResponseSink(Protocol):
-    """The exchange, as its upstream connection sees it."""
-
-    @property
-    def request_done(self) -> bool:
-        """Whether the whole request has been sent."""
-
-    @property
-    def head_request(self) -> bool:
-        """Whether the method is HEAD: the response has no body."""
-
-    def response_interim(self, head: ResponseHead) -> None:
-        """Take a 1xx other than 101."""
-
-    def response_head(self, head: ResponseHead, body: bytes, *, done: bool) -> None:
-        """Take the head and the body bytes that came with it."""
-
-    def response_body(self, data: bytes, *, done: bool) -> None:
-        """Take body bytes; `done` with the last."""
-
-    def upstream_writable(self, writable: bool) -> None:
-        """Send no more until writable again."""
-
-    def upstream_lost(self, *, untouched: bool, reason: str) -> None:
-        """The connection broke; `untouched`: reused, and not one response byte had come."""
-
-    def upstream_timeout(self) -> None:
-        """Nothing came for too long."""
+_HEAD: Final = 0
+_LENGTH: Final = 1
+_CHUNKED: Final = 2
+_UNTIL_CLOSE: Final = 3
+_TUNNEL: Final = 4
 
 
 class UpstreamConnection:
@@ -72,7 +48,6 @@ class UpstreamConnection:
         "_pool",
         "_reading_paused",
         "_reused",
-        "_stall_s",
         "_touched",
         "deadline",
         "exchange",
@@ -83,9 +58,8 @@ class UpstreamConnection:
 
     def __init__(self, pool: "Pool") -> None:
         self._pool = pool
-        self.exchange: ResponseSink | None = None
+        self.exchange: Exchange | None = None
         self.deadline = NEVER
-        self._stall_s = 0.0
         self._reused = False
         self._touched = False  # a byte of the response has come
         self._reading_paused = False
@@ -97,22 +71,21 @@ class UpstreamConnection:
         self._complete = self._overrun = False  # what it found
         self._event_stream = False
         self._keep_alive = False
-        self._keep_alive_s: float | None = None
+        self._keep_alive_s = -1.0
 
     # From the exchange.
 
-    def begin(self, exchange: ResponseSink, data: bytes, timeouts: Timeouts) -> None:
+    def begin(self, exchange: "Exchange", data: bytes) -> None:
         """Send the first bytes of a request; the answer goes to `exchange`."""
         self.exchange = exchange
-        self._stall_s = timeouts.stall_s
-        self.deadline = self._pool.now() + timeouts.response_s
+        self.deadline = time.monotonic() + self._pool.response_s
         self.transport.write(data)
 
     def write(self, data: bytes) -> None:
         """Send more of the request, or of a tunnel."""
         self.transport.write(data)
         if self._mode == _TUNNEL:
-            self.deadline = self._pool.now() + self._stall_s
+            self.deadline = time.monotonic() + self._pool.stall_s
 
     def read(self, wanted: bool) -> None:
         """Stop or go on reading: back-pressure from the client."""
@@ -120,7 +93,7 @@ class UpstreamConnection:
             return
         self._reading_paused = not wanted
         # A client that takes nothing has its own deadline; silence is not the upstream's fault.
-        self.deadline = self._pool.now() + self._stall_s if wanted else NEVER
+        self.deadline = time.monotonic() + self._pool.stall_s if wanted else NEVER
         if wanted:
             self.transport.resume_reading()
         else:
@@ -150,8 +123,7 @@ class UpstreamConnection:
         """See asyncio.Protocol."""
         # uvloop's transports have the interface without the base class.
         self.transport = transport = cast("asyncio.Transport", transport)
-        sock = transport.get_extra_info("socket")
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        tcp.send_at_once(transport)
         self._pool.opened(self)
 
     def data_received(self, data: bytes) -> None:
@@ -198,7 +170,7 @@ class UpstreamConnection:
 
     # Reading a response.
 
-    def _head(self, exchange: ResponseSink, data: bytes) -> None:
+    def _head(self, exchange: "Exchange", data: bytes) -> None:
         if self._partial:
             data = self._partial + data
             self._partial = b""
@@ -210,7 +182,7 @@ class UpstreamConnection:
                 self._partial = data
                 return
             raw, data = data[:end], data[end:]
-            head = parse_response_head(raw)
+            head = ResponseHead(raw)
             if head.status >= 200 or head.status == 101:
                 break
             exchange.response_interim(head)
@@ -221,10 +193,10 @@ class UpstreamConnection:
         if done:
             self._done(exchange)
         else:
-            self.deadline = self._pool.now() + self._stall_s
+            self.deadline = time.monotonic() + self._pool.stall_s
         exchange.response_head(head, data, done=done)
 
-    def _frame(self, exchange: ResponseSink, head: ResponseHead, raw: bytes) -> None:
+    def _frame(self, exchange: "Exchange", head: ResponseHead, raw: bytes) -> None:
         """Decide how the end of the response is found (RFC 9112 section 6.3)."""
         if head.status == 101:
             self._mode = _TUNNEL
@@ -235,14 +207,14 @@ class UpstreamConnection:
             self._complete = self._overrun = False
             self._parser = httptools.HttpResponseParser(self)
             self._parser.feed_data(raw)
-        elif head.content_length is not None:
+        elif head.content_length >= 0:
             self._mode, self._left = _LENGTH, head.content_length
         else:
             self._mode = _UNTIL_CLOSE
 
-    def _body(self, exchange: ResponseSink, data: bytes) -> None:
+    def _body(self, exchange: "Exchange", data: bytes) -> None:
         if not (self._event_stream and len(data) < _COMMENT_BYTES and is_only_comments(data)):
-            self.deadline = self._pool.now() + self._stall_s
+            self.deadline = time.monotonic() + self._pool.stall_s
         data, done = self._take(data)
         if done:
             self._done(exchange)
@@ -284,7 +256,7 @@ class UpstreamConnection:
         """Called by httptools."""
         self._complete = True
 
-    def _done(self, exchange: ResponseSink) -> None:
+    def _done(self, exchange: "Exchange") -> None:
         """Hand the connection back for the next request, or close it where it can't serve one."""
         reusable = self._keep_alive and exchange.request_done and not self._overrun
         self.exchange = None
@@ -294,9 +266,10 @@ class UpstreamConnection:
             return
         if self._reading_paused:
             self.read(True)
-        hint_s = self._keep_alive_s
-        idle_s = MAX_IDLE_S if hint_s is None else min(MAX_IDLE_S, max(0.0, hint_s - IDLE_MARGIN_S))
-        self.deadline = self._pool.now() + idle_s
+        idle_s = MAX_IDLE_S
+        if self._keep_alive_s >= 0:
+            idle_s = min(MAX_IDLE_S, max(0.0, self._keep_alive_s - IDLE_MARGIN_S))
+        self.deadline = time.monotonic() + idle_s
         self._mode = _HEAD
         self._touched = False
         self._reused = True
@@ -316,78 +289,3 @@ def _is_ragged(transport: asyncio.Transport) -> bool:
         return bool(tls.read(1))  # b"": close_notify has come
     except ssl.SSLError:
         return True
-
-
-class Pool:
-    """The connections to one upstream: busy ones, and idle ones for the next request."""
-
-    def __init__(self, upstream: Upstream, config: Config, deadlines: Deadlines) -> None:
-        self._address = upstream.address
-        self._tls = upstream.tls_context()
-        self._deadlines = deadlines
-        self._open: set[UpstreamConnection] = set()
-        self._idle: list[UpstreamConnection] = []  # last in, first out: the rest may age and close
-        self._closed = False
-        self._loop = asyncio.get_running_loop()
-        self.now = self._loop.time
-        self.configure(config)
-
-    def configure(self, config: Config) -> None:
-        """Take over reloaded settings."""
-        self.header_bytes = config.limits.header_bytes
-        self._connect_s = config.timeouts.connect_s
-
-    @property
-    def idle(self) -> int:
-        """How many connections wait for a request."""
-        return len(self._idle)
-
-    @property
-    def busy(self) -> int:
-        """How many connections serve one."""
-        return len(self._open) - len(self._idle)
-
-    def checkout(self) -> UpstreamConnection | None:
-        """Take an idle connection, or None."""
-        while self._idle:
-            connection = self._idle.pop()
-            if not connection.transport.is_closing():
-                return connection
-        return None
-
-    async def connect(self) -> UpstreamConnection:
-        """Open a connection. Raises OSError (TimeoutError, ssl.SSLError among them)."""
-        async with asyncio.timeout(self._connect_s):
-            _, protocol = await self._loop.create_connection(
-                lambda: cast("asyncio.Protocol", UpstreamConnection(self)),
-                self._address.host,
-                self._address.port,
-                ssl=self._tls,
-                server_hostname=self._address.host if self._tls else None,
-            )
-        return cast("UpstreamConnection", protocol)
-
-    def release(self, connection: UpstreamConnection) -> None:
-        """Keep a connection for the next request."""
-        if self._closed or len(self._idle) >= MAX_IDLE:
-            connection.close()
-        else:
-            self._idle.append(connection)
-
-    def opened(self, connection: UpstreamConnection) -> None:
-        """Note a new connection."""
-        self._open.add(connection)
-        self._deadlines.add(connection)
-
-    def closed(self, connection: UpstreamConnection) -> None:
-        """Forget a connection that is gone."""
-        self._open.discard(connection)
-        self._deadlines.discard(connection)
-        if connection.exchange is None and connection in self._idle:
-            self._idle.remove(connection)
-
-    def close(self) -> None:
-        """Close what is idle; what is busy ends its exchange first."""
-        self._closed = True
-        while (connection := self.checkout()) is not None:
-            connection.close()

@@ -5,8 +5,7 @@ already know (endpoints, connections, dropped lines) is asked for when Prometheu
 The meaning of each metric, and what to do when it moves, is in docs/metrics.md.
 """
 
-from bisect import bisect_left
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
 from typing import Literal
@@ -22,18 +21,10 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from ciuicflow import __version__
-from ciuicflow.observability.quantiles import SlidingSketch
+from ciuicflow.observability.traffic import DURATION_BUCKETS_S, OTHER_CODE, Traffic
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """The classic text format, which every Prometheus reads."""
-
-DURATION_BUCKETS_S = (
-    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0),
-    *(2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0),
-)
-"""Upper bounds of the duration histogram: from a cached answer to a long reasoning stream."""
-
-_OTHER_CODE = 0  # rendered as "other"
 
 ReloadResult = Literal["success", "failure"]
 
@@ -46,18 +37,6 @@ class EndpointSample(msgspec.Struct, frozen=True):
     in_flight: int
     idle: int
     busy: int
-
-
-class _Traffic:
-    """Counters of one flow and tier."""
-
-    __slots__ = ("answers", "buckets", "sum_s", "window")
-
-    def __init__(self) -> None:
-        self.answers: defaultdict[tuple[str, int], int] = defaultdict(int)  # outcome, code
-        self.buckets = [0] * (len(DURATION_BUCKETS_S) + 1)  # the last one is +Inf
-        self.sum_s = 0.0
-        self.window = SlidingSketch()
 
 
 class Metrics(Collector):
@@ -82,7 +61,7 @@ class Metrics(Collector):
         self._log_lines_dropped = log_lines_dropped
         # Series that exist from the start read 0 instead of "no data", and rate() sees their
         # first step.
-        self._traffic = {("bypass", "none"): _Traffic()}
+        self._traffic = {("bypass", "none"): Traffic()}
         self._reloads: dict[ReloadResult, int] = {"success": 0, "failure": 0}
         self._failures: Counter[tuple[str, str]] = Counter()  # endpoint, reason
         self._retries: Counter[str] = Counter()
@@ -90,18 +69,9 @@ class Metrics(Collector):
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
-    def request(
-        self, flow: str, tier: str, outcome: str, code: int, duration_s: float, now: float
-    ) -> None:
-        """Count one ended request, of any HTTP status `code`; `now` in monotonic seconds.
-
-        Measured: 0.95 us per call, 0.37 of it the sliding sketch.
-        """
-        traffic = self._traffic.get((flow, tier)) or self._add_traffic(flow, tier)
-        traffic.answers[outcome, code if 100 <= code <= 599 else _OTHER_CODE] += 1
-        traffic.buckets[bisect_left(DURATION_BUCKETS_S, duration_s)] += 1
-        traffic.sum_s += duration_s
-        traffic.window.observe(duration_s, now)
+    def traffic(self, flow: str, tier: str) -> Traffic:
+        """Return the counters of a flow and tier, for the request path to write to."""
+        return self._traffic.setdefault((flow, tier), Traffic())
 
     def upstream_failure(self, endpoint: str, reason: str) -> None:
         """Count a failed attempt; `reason` is a word of the caller's closed set."""
@@ -131,10 +101,6 @@ class Metrics(Collector):
         yield from self._collect_endpoints()
         yield from self._collect_gateway()
 
-    def _add_traffic(self, flow: str, tier: str) -> _Traffic:
-        traffic = self._traffic[flow, tier] = _Traffic()
-        return traffic
-
     def _collect_requests(self) -> Iterator[Metric]:
         total = CounterMetricFamily(
             "ciuicflow_requests_total",
@@ -149,7 +115,9 @@ class Metrics(Collector):
         bounds = [*map(str, DURATION_BUCKETS_S), "+Inf"]
         for labels, traffic in self._traffic.items():
             for (outcome, code), count in traffic.answers.items():
-                total.add_metric((*labels, outcome, str(code or "other")), count)
+                total.add_metric(
+                    (*labels, outcome, "other" if code == OTHER_CODE else str(code)), count
+                )
             cumulative = list(zip(bounds, accumulate(traffic.buckets), strict=True))
             duration.add_metric(labels, cumulative, traffic.sum_s)
         yield total
@@ -237,7 +205,7 @@ class Metrics(Collector):
         )
         yield GaugeMetricFamily(
             "ciuicflow_event_loop_lag_seconds",
-            "How late the event loop runs its timers.",
+            "How late the event loop ran its timers, at worst in the last 15 s.",
             value=self.event_loop_lag_s,
         )
         build = GaugeMetricFamily(

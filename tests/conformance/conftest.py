@@ -1,13 +1,11 @@
 """One stub and one gateway process for each module and event loop; clean stub for each test."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 from typing import Any
 
 import pytest
-
-from support.gateway import LOOPS, Config, Gateway, Start, config
-from support.upstream import Stubs, Upstream
+from support.gateway import LOOPS, Gateway, config
+from support.upstream import Upstream
 
 
 @pytest.fixture(scope="module", params=LOOPS)
@@ -46,26 +44,3 @@ def upstream(module_stub: Upstream) -> Iterator[Upstream]:
 def gateway(upstream: Upstream, module_gateway: Gateway) -> Gateway:
     """The module's gateway in front of the clean stub."""
     return module_gateway
-
-
-@pytest.fixture
-def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
-    """Start further gateways; all are stopped, and their logs looked through, at the end."""
-    with ExitStack() as stack:
-
-        def _start(settings: Config, **options: Any) -> Gateway:
-            directory = tmp_path_factory.mktemp("gateway")
-            return stack.enter_context(Gateway(settings, directory, **options))
-
-        yield _start
-
-
-@pytest.fixture
-def stubs() -> Iterator[Stubs]:
-    """Make further stubs; all are closed at the end."""
-    with ExitStack() as stack:
-
-        def _stub(**options: Any) -> Upstream:
-            return stack.enter_context(Upstream(**options))
-
-        yield _stub

@@ -8,7 +8,6 @@ import random
 from pathlib import Path
 
 import pytest
-
 from support import wait
 from support.accounting import EngineProcess, Load, audit, plan
 from support.gateway import LOOPS, Start, config
@@ -30,8 +29,10 @@ def test_every_one_of_600_requests_is_accounted_for(
         gateway.wait_idle()
         outcomes = audit(attempts, engine)
         assert outcomes["status 200"] > 150, outcomes
-        wait.until(lambda: gateway.fd_count() <= descriptors + 40, what="descriptors are bounded")
-        counted = gateway.metrics().outcomes()
+        wait.until(lambda: gateway.own_fd_count() <= descriptors + 2, what="descriptors come back")
+        metrics = gateway.metrics()
+        assert metrics.total("ciuicflow_upstream_connections", state="busy") == 0
+        counted = metrics.outcomes()
         early = sum(attempt.abort_at == "sending" for attempt in attempts)
         assert 600 - early <= sum(counted.values()) <= 600, counted
         assert counted["completed"] >= outcomes["status 200"]

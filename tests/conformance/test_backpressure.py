@@ -1,4 +1,4 @@
-"""A side that is slow holds the other side back; the gateway's memory does not take the difference."""
+"""A side that is slow holds the other side back; memory does not take the difference."""
 
 import hashlib
 import random
@@ -6,7 +6,6 @@ import time
 from typing import Any
 
 import pytest
-
 from support import wait
 from support.gateway import Gateway
 from support.upstream import Exchange, Upstream

@@ -3,7 +3,6 @@
 import itertools
 
 import pytest
-
 from support import wait, wire
 from support.gateway import Gateway
 from support.raw import cut
@@ -31,7 +30,11 @@ REQUEST_FRAMINGS: dict[str, tuple[Headers, bytes, bytes]] = {
     "chunked 0": (CHUNKED, LAST_CHUNK, b""),
     "chunked in capitals": ([(b"transfer-encoding", b"Chunked")], chunked(BODY), BODY),
     "chunked with zeros": (CHUNKED, b"00000300\r\n" + BODY + b"\r\n000\r\n\r\n", BODY),
-    "chunked with capital digits": (CHUNKED, b"2FF\r\n" + BODY[:767] + b"\r\n0\r\n\r\n", BODY[:767]),
+    "chunked with capital digits": (
+        CHUNKED,
+        b"2FF\r\n" + BODY[:767] + b"\r\n0\r\n\r\n",
+        BODY[:767],
+    ),
     "chunk extensions": (
         CHUNKED,
         b'300;a;b=c;d="e;f"\r\n' + BODY + b"\r\n0;last\r\n\r\n",
@@ -260,6 +263,31 @@ def test_an_answer_before_the_upload_is_over_reaches_the_client(
         answer = client.response("POST")
     assert answer.status == 413
     assert answer.body == b'{"error":"too large for me"}'
+
+
+@pytest.mark.line(15, 16)
+@pytest.mark.parametrize("framing", ["length", "chunked"])
+def test_the_rest_of_an_upload_that_was_answered_early_is_no_request(
+    gateway: Gateway, upstream: Upstream, framing: str
+) -> None:
+    def answer_early(exchange: Exchange) -> None:
+        exchange.send(response_bytes(b"early"))
+        exchange.read_body()
+
+    inner = request_bytes("GET", "/smuggled")
+    upstream.script(answer_early, head_only=True)
+    with gateway.connect() as client:
+        if framing == "length":
+            head = request_bytes("POST", "/", [(b"Content-Length", b"%d" % (4 + len(inner)))])
+            client.send(head + b"half")
+        else:
+            client.send(request_bytes("POST", "/", CHUNKED) + chunk(b"half"))
+        assert client.response("POST").body == b"early"
+        client.send_ignoring_close(inner if framing == "length" else chunk(inner) + LAST_CHUNK)
+        client.send_ignoring_close(request_bytes("GET", "/next", [(b"Connection", b"close")]))
+        client.wait_end(3)
+    targets = [request.target for request in upstream.requests]
+    assert targets in ([b"/"], [b"/", b"/next"])  # the connection ended, or went on in step
 
 
 @pytest.mark.line(14)

@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable
 
 import pytest
-
 from support import wait
 from support.gateway import Gateway
 from support.upstream import Exchange, Upstream
@@ -198,6 +197,24 @@ def test_a_large_upload_on_a_reused_connection_fails_cleanly_or_comes_whole(
     assert answer.status in (200, 502)
     whole = [request for request in upstream.requests if request.body == body]
     assert len(whole) == (answer.status == 200)
+
+
+@pytest.mark.line(22, 25)
+@pytest.mark.parametrize("framing", ["length", "chunked"])
+def test_uploads_do_not_pile_up_connections(
+    gateway: Gateway, upstream: Upstream, framing: str
+) -> None:
+    """One at a time needs few connections, even where a fresh one is preferred for safety."""
+    body = b"x" * 500_000
+    with gateway.connect() as client:
+        for _ in range(40):
+            if framing == "length":
+                client.send(request_bytes("POST", "/", body=body))
+            else:
+                client.send(request_bytes("POST", "/", [(b"Transfer-Encoding", b"chunked")]))
+                client.send(chunk(body) + LAST_CHUNK)
+            assert client.response("POST").status == 200
+    assert upstream.open_connections() <= 10
 
 
 @pytest.mark.line(22)

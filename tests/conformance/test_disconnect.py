@@ -3,12 +3,11 @@
 from collections.abc import Callable
 
 import pytest
-
 from support import wait
 from support.errors import assert_openai_error
 from support.gateway import Gateway, now, outcome_delta
 from support.raw import Client
-from support.upstream import Exchange, Upstream
+from support.upstream import Exchange, Upstream, hold
 from support.wire import (
     CRLF,
     LAST_CHUNK,
@@ -24,10 +23,6 @@ TRIES = 3  # ... in the best of so many tries: the machine is shared
 
 REQUEST = request_bytes("POST", "/v1/chat/completions", body=b'{"stream":true}')
 LEAVE: dict[str, Callable[[Client], None]] = {"fin": Client.close, "reset": Client.abort}
-
-
-def hold_silently(exchange: Exchange) -> None:
-    exchange.peer_closed_after()
 
 
 def hold_stream(exchange: Exchange) -> None:
@@ -67,7 +62,7 @@ def closing_delays(
 def test_client_leaves_before_the_first_byte(
     gateway: Gateway, upstream: Upstream, leave: Callable[[Client], None]
 ) -> None:
-    upstream.script(hold_silently)
+    upstream.script(hold)
     before = gateway.metrics()
     delays = closing_delays(gateway, upstream, leave, started=False)
     assert min(delays) < PROMPT_S, delays
@@ -77,14 +72,14 @@ def test_client_leaves_before_the_first_byte(
 
 @pytest.mark.line(1)
 @pytest.mark.parametrize("leave", LEAVE.values(), ids=LEAVE)
-@pytest.mark.parametrize("hold", [hold_stream, hold_half_body, hold_until_close])
+@pytest.mark.parametrize("begin", [hold_stream, hold_half_body, hold_until_close])
 def test_client_leaves_in_mid_response(
     gateway: Gateway,
     upstream: Upstream,
     leave: Callable[[Client], None],
-    hold: Callable[[Exchange], None],
+    begin: Callable[[Exchange], None],
 ) -> None:
-    upstream.script(hold)
+    upstream.script(begin)
     before = gateway.metrics()
     delays = closing_delays(gateway, upstream, leave, started=True)
     assert min(delays) < PROMPT_S, delays
@@ -138,7 +133,7 @@ def test_client_that_does_not_read_leaves(
 def test_a_pipelined_request_is_not_started_for_a_client_that_left(
     gateway: Gateway, upstream: Upstream
 ) -> None:
-    upstream.script(hold_silently)
+    upstream.script(hold)
     client = gateway.connect()
     client.send(REQUEST + request_bytes("GET", "/second"))
     upstream.wait_requests(1)

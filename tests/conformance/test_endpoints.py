@@ -4,11 +4,10 @@ import json
 from collections.abc import Callable, Iterator
 
 import pytest
-
 from support import wait
 from support.errors import assert_openai_error
 from support.gateway import Gateway, Start, config, now
-from support.upstream import Exchange, Stubs, Upstream, refusing_port, silent_port
+from support.upstream import Exchange, Stubs, Upstream, hold, refusing_port, silent_port
 from support.wire import SSE_HEAD, Message, chunk, chunked, request_bytes, response_bytes
 
 SLOW_PROBES = {"interval_s": 60, "fail_threshold": 3}
@@ -123,7 +122,7 @@ def test_what_callers_do_wrong_never_marks_an_endpoint(start: Start, stubs: Stub
             each.respond(response_bytes(b"{}", status))
         assert send(gateway, 10) == [int(status[:3])] * 10
     for each in (stub, other):
-        each.script(lambda exchange: exchange.peer_closed_after() and None)
+        each.script(hold)
     for _ in range(10):
         seen = len(stub.requests) + len(other.requests)
         client = gateway.connect()
@@ -202,6 +201,19 @@ def test_probes_mark_and_heal(start: Start, stubs: Stubs) -> None:
     assert len(stub.requests) == 2
 
 
+@pytest.mark.line(29)
+def test_probes_that_hang_hold_nothing_up(start: Start, stubs: Stubs) -> None:
+    stub, other = stubs(), stubs()
+    health = {"interval_s": 0.1, "timeout_s": 30}
+    gateway = start(config(stub, other, health=health, routing="round_robin"))
+    stub.hang_probes_s = other.hang_probes_s = 20
+    wait.until(lambda: stub.hanging and other.hanging, what="probes hang")
+    started = now()
+    assert send(gateway, 40) == [200] * 40
+    assert now() - started < 4
+    assert is_up(gateway, stub)
+
+
 @pytest.mark.line(24)
 def test_an_engine_without_a_health_path_is_not_down(start: Start, stubs: Stubs) -> None:
     """A drop-in proxy cannot know the path; 404 is an answer. Only live traffic judges then."""
@@ -265,7 +277,12 @@ def test_a_path_prefix_is_put_before_the_target(start: Start, stubs: Stubs) -> N
     for target in ("/v1/chat/completions?x=1", "/", "//x", "/../up"):
         assert gateway.fetch("GET", target).status == 200
     paths = [request.target for request in stub.requests]
-    assert paths == [b"/team/a/v1/chat/completions?x=1", b"/team/a/", b"/team/a//x", b"/team/a/../up"]
+    assert paths == [
+        b"/team/a/v1/chat/completions?x=1",
+        b"/team/a/",
+        b"/team/a//x",
+        b"/team/a/../up",
+    ]
 
 
 # -- models ------------------------------------------------------------------------------------
@@ -325,7 +342,7 @@ def test_a_request_goes_where_its_model_is_with_its_body_untouched(
 
 
 @pytest.mark.line(35)
-@pytest.mark.parametrize("model", ["gamma", "", "ALPHA", "alpha ", "é\"\\\n", "x" * 5000])
+@pytest.mark.parametrize("model", ["gamma", "", "ALPHA", "alpha ", 'é"\\\n', "x" * 5000])
 def test_an_unknown_model_is_a_404(
     model_pair: tuple[Gateway, Upstream, Upstream], model: str
 ) -> None:
@@ -333,6 +350,17 @@ def test_an_unknown_model_is_a_404(
     answer = completion(gateway, json.dumps({"model": model}).encode())
     assert assert_openai_error(answer, 404)["code"] == "model_not_found"
     assert alpha.requests + beta.requests == []
+
+
+def test_the_connection_goes_on_after_a_404(
+    model_pair: tuple[Gateway, Upstream, Upstream],
+) -> None:
+    gateway, _, beta = model_pair
+    with gateway.connect() as client:
+        for _ in range(3):
+            assert client.exchange("POST", "/", body=b'{"model":"gamma"}').status == 404
+            assert client.exchange("POST", "/", body=b'{"model":"beta"}').status == 200
+    assert len(beta.requests) == 3
 
 
 @pytest.mark.parametrize(
@@ -405,6 +433,25 @@ def test_a_known_model_whose_endpoint_is_gone_is_a_503_and_no_404(
     assert alpha.requests == []
 
 
+@pytest.mark.line(3, 22)
+def test_a_second_try_goes_only_where_the_model_is(start: Start, stubs: Stubs) -> None:
+    """The pooled connection is dead, and the endpoint, too, when it is tried again."""
+
+    def die_when_reused(exchange: Exchange) -> None:
+        if len(exchange.connection.requests) > 1:
+            beta.stop_listening()
+            exchange.close()
+        exchange.send(response_bytes())
+
+    alpha, beta = stubs(), stubs()
+    entries = [{"url": alpha.url, "models": ["alpha"]}, {"url": beta.url, "models": ["beta"]}]
+    gateway = start(config(*entries, health=SLOW_PROBES))
+    beta.script(die_when_reused)
+    assert completion(gateway, b'{"model":"beta"}').status == 200
+    assert completion(gateway, b'{"model":"beta"}').status in (502, 503)
+    assert alpha.requests == []
+
+
 @pytest.mark.line(18)
 def test_bodies_held_for_their_model_are_bounded(start: Start, stubs: Stubs) -> None:
     """Halves of bodies wait here; what does not fit is refused, and what fits is served after."""
@@ -428,4 +475,3 @@ def test_bodies_held_for_their_model_are_bounded(start: Start, stubs: Stubs) -> 
     gateway.wait_idle()
     assert gateway.rss_bytes() - before < 20_000_000
     assert completion(gateway, b'{"model":"beta"}' + b" " * 3_000_000).status == 200
-

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from support import wait
 from support.gateway import Gateway
 from support.raw import Client

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-
 from support.gateway import Gateway
 from support.raw import Client, cut
 from support.upstream import Upstream

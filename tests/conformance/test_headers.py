@@ -1,7 +1,6 @@
 """Header fields: what belongs to one hop stays there, everything else travels byte for byte."""
 
 import pytest
-
 from support.gateway import Gateway
 from support.upstream import Exchange, Upstream
 from support.wire import Headers, message_bytes, request_bytes, response_bytes
@@ -25,7 +24,7 @@ END_TO_END: Headers = [
     (b"X-Request-Id", b"r-1"),
     (b"traceparent", b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"),
     (b"x-ciuic-tier", b"gold"),
-    (b"X-MiXeD-cAsE", b"Value, With; odd=\"chars\"  and  inner   spaces"),
+    (b"X-MiXeD-cAsE", b'Value, With; odd="chars"  and  inner   spaces'),
     (b"X-Twice", b"one"),
     (b"X-Between", b"1"),
     (b"x-twice", b"two"),

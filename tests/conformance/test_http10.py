@@ -1,7 +1,6 @@
 """HTTP/1.0 clients, among them health checkers and old load testers (RFC 9112 section 9.3)."""
 
 import pytest
-
 from support.gateway import Gateway
 from support.upstream import Exchange, Upstream
 from support.wire import SSE_HEAD, chunked, message_bytes, response_bytes

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import yaml
-
 from support import bad_configs, wait
 from support.gateway import EXECUTABLE, Gateway, Start, config, run
 from support.raw import Client
@@ -33,7 +32,9 @@ def test_flags_alone_are_enough_and_stdout_has_one_line(stubs: Stubs) -> None:
     ) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
-        match = re.fullmatch(r"ready listen=(127\.0\.0\.1):(\d+) admin=(127\.0\.0\.1):(\d+)\n", line)
+        match = re.fullmatch(
+            r"ready listen=(127\.0\.0\.1):(\d+) admin=(127\.0\.0\.1):(\d+)\n", line
+        )
         assert match is not None, line
         with Client((match[1], int(match[2]))) as client:
             assert client.exchange().body == b"ok"

@@ -4,7 +4,6 @@ import itertools
 import time
 
 import pytest
-
 from support.gateway import Gateway
 from support.raw import cut
 from support.upstream import Exchange, Upstream

@@ -4,10 +4,9 @@ import threading
 import time
 
 import pytest
-
 from support import bad_configs, wait
-from support.gateway import Gateway, Start, config
-from support.upstream import Exchange, Stubs
+from support.gateway import Config, Gateway, Start, config
+from support.upstream import Exchange, Stubs, Upstream, hold
 from support.wire import LAST_CHUNK, SSE_HEAD, chunk, request_bytes, response_bytes
 
 
@@ -15,9 +14,9 @@ def reloads(gateway: Gateway, result: str) -> float:
     return gateway.metrics().total("ciuicflow_config_reloads_total", result=result)
 
 
-def reload_and_wait(gateway: Gateway, settings: object, result: str = "success") -> None:
+def reload_and_wait(gateway: Gateway, settings: Config | str, result: str = "success") -> None:
     before = reloads(gateway, result)
-    gateway.reload(settings)  # type: ignore[arg-type]  # a dict or text
+    gateway.reload(settings)
     wait.until(lambda: reloads(gateway, result) > before, what=f"a reload: {result}")
 
 
@@ -103,16 +102,14 @@ def test_new_limits_apply(start: Start, stubs: Stubs) -> None:
     reload_and_wait(gateway, config(stub, limits={"body_bytes": 2000}))
     assert gateway.fetch("POST", "/", body=b"x" * 5000).status == 413
     reload_and_wait(gateway, config(stub, timeouts={"response_s": 0.3}))
-    stub.script(lambda exchange: exchange.peer_closed_after() and None)
+    stub.script(hold)
     assert gateway.fetch("POST", "/", body=b"x" * 5000).status == 504
 
 
 @pytest.mark.line(26, 27)
 @pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
 @pytest.mark.parametrize("change", ["removed", "renamed", "other models"])
-def test_a_stream_outlives_its_endpoint(
-    start: Start, stubs: Stubs, change: str, loop: str
-) -> None:
+def test_a_stream_outlives_its_endpoint(start: Start, stubs: Stubs, change: str, loop: str) -> None:
     def stream(exchange: Exchange) -> None:
         exchange.send(SSE_HEAD + chunk(b"data: 1\n\n"))
         wait.until(lambda: finish, 20)
@@ -125,12 +122,12 @@ def test_a_stream_outlives_its_endpoint(
     with gateway.connect() as client:
         client.send(request_bytes())
         client.until(b"data: 1\n\n")
-        entry = {
+        entries: dict[str, Upstream | Config] = {
             "removed": new,
             "renamed": {"url": old.url, "name": "renamed"},
             "other models": {"url": old.url, "models": ["other"]},
-        }[change]
-        reload_and_wait(gateway, config(entry))
+        }
+        reload_and_wait(gateway, config(entries[change]))
         assert old.open_connections() == 1
         finish.append(True)
         assert b"data: 2\n\n" in client.until(LAST_CHUNK)

@@ -6,7 +6,6 @@ Every vector is followed by, or hides, a request for /smuggled: it must never re
 from collections.abc import Iterator
 
 import pytest
-
 from support.gateway import Gateway
 from support.raw import Client
 from support.upstream import Upstream
@@ -341,7 +340,7 @@ EITHER_WAY: dict[str, tuple[bytes, bytes]] = {
     "empty host": (b"GET / HTTP/1.1\r\nHost:\r\n\r\n", b""),
     "8 bits in the target": (b"GET /\xe9 HTTP/1.1\r\nHost: a\r\n\r\n", b""),
     "fragment in the target": (b"GET /a#b HTTP/1.1\r\nHost: a\r\n\r\n", b""),
-    "quotes in the target": (b"GET /\"<>^`{|}\\ HTTP/1.1\r\nHost: a\r\n\r\n", b""),
+    "quotes in the target": (b'GET /"<>^`{|}\\ HTTP/1.1\r\nHost: a\r\n\r\n', b""),
     "length of a GET": (b"GET / HTTP/1.1\r\nHost: a\r\n" + CL + b"\r\nabcd", b"abcd"),
     "chunk size with zeros": (post(TE, body=b"00000004\r\nabcd\r\n0\r\n\r\n"), b"abcd"),
     "last chunk of many zeros": (post(TE, body=b"0000000\r\n\r\n"), b""),

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-
-from support.streams import EVENT_STREAMS
 from support import wait, wire
 from support.gateway import Gateway, now, outcome_delta
+from support.streams import EVENT_STREAMS
 from support.upstream import Exchange, Upstream
 from support.wire import LAST_CHUNK, SSE_HEAD, chunk, message_bytes, request_bytes
 
@@ -100,7 +99,7 @@ def test_an_answer_that_drips_byte_by_byte_is_the_same_answer(
 
 @pytest.mark.line(7)
 def test_comments_pass_at_once(gateway: Gateway, upstream: Upstream) -> None:
-    passed_before_more_came = []
+    passed_before_more_came: list[int] = []
 
     def stream(exchange: Exchange) -> None:
         exchange.send(SSE_HEAD)

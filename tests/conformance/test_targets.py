@@ -1,7 +1,6 @@
 """Request targets: passed on untouched, and never a way to anywhere but the upstream."""
 
 import pytest
-
 from support.gateway import Gateway
 from support.upstream import Upstream
 from support.wire import message_bytes
@@ -23,9 +22,7 @@ UNTOUCHED = [
 
 @pytest.mark.line(13)
 @pytest.mark.parametrize("target", UNTOUCHED, ids=lambda target: target[:32])
-def test_a_target_is_passed_on_untouched(
-    gateway: Gateway, upstream: Upstream, target: str
-) -> None:
+def test_a_target_is_passed_on_untouched(gateway: Gateway, upstream: Upstream, target: str) -> None:
     assert gateway.fetch("GET", target).status == 200
     assert upstream.request.target == target.encode()
 

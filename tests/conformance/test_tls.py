@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import trustme
-
 from support import wait
 from support.errors import assert_openai_error
 from support.gateway import Gateway, Start, config, run
@@ -251,9 +250,7 @@ def test_an_upstream_that_cannot_be_verified_gets_no_request(
 
 
 @pytest.mark.line(13)
-def test_an_https_upstream_is_called_by_its_own_name(
-    start: Start, stubs: Stubs, pki: Pki
-) -> None:
+def test_an_https_upstream_is_called_by_its_own_name(start: Start, stubs: Stubs, pki: Pki) -> None:
     names: list[str | None] = []
     context = pki.server()
     context.sni_callback = lambda _sock, name, _context: names.append(name)

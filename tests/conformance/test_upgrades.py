@@ -6,15 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from websockets.exceptions import ConnectionClosed
-from websockets.sync.client import connect
-from websockets.sync.server import ServerConnection, serve
-
 from support import wait
 from support.gateway import Gateway, Start, config
 from support.raw import Client
 from support.upstream import Exchange, Stubs, Upstream
 from support.wire import message_bytes, request_bytes, response_bytes
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
+from websockets.sync.server import ServerConnection, serve
 
 UPGRADE = [
     (b"Connection", b"keep-alive, Upgrade"),
@@ -124,9 +123,12 @@ def test_an_upstream_that_does_not_read_holds_the_client_back(
         before = gateway.rss_bytes()
         client.sock.settimeout(0.5)
         sent = 0
-        with pytest.raises(TimeoutError):
+        try:
             while sent < 40_000_000:
                 sent += client.sock.send(b"x" * min(65536, 40_000_000 - sent))
+        except TimeoutError:
+            pass
+        assert sent < 40_000_000, "nothing held the client back"
         assert gateway.rss_bytes() - before < 10_000_000
         client.sock.settimeout(20)
         go_on.append(True)
@@ -221,7 +223,11 @@ def test_an_upstream_that_refuses_answers_as_usual(
 @pytest.mark.parametrize(
     "fields",
     [
-        [(b"Connection", b"Upgrade, HTTP2-Settings"), (b"Upgrade", b"h2c"), (b"HTTP2-Settings", b"A")],
+        [
+            (b"Connection", b"Upgrade, HTTP2-Settings"),
+            (b"Upgrade", b"h2c"),
+            (b"HTTP2-Settings", b"A"),
+        ],
         [(b"Connection", b"Upgrade"), (b"Upgrade", b"H2C")],
         [(b"Connection", b"upgrade"), (b"Upgrade", b"websocket, h2c")],
         [(b"Upgrade", b"h2c")],

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-
 from support import wait
 from support.errors import assert_openai_error
 from support.gateway import Gateway
@@ -48,15 +47,15 @@ BAD_HEADS = {
     "folded": OK + b"X-A: 1\r\n Content-Length: 5\r\nContent-Length: 0\r\n\r\n",
     "NUL": OK + b"X-A: \x00\r\nContent-Length: 0\r\n\r\n",
     "endless": OK + b"X-A: " + b"x" * 2_000_000,
-    "101 that nobody asked for": b"HTTP/1.1 101 Switching\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n",
+    "101 that nobody asked for": (
+        b"HTTP/1.1 101 Switching\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n"
+    ),
 }
 
 
 @pytest.mark.line(4, 15)
 @pytest.mark.parametrize("raw", BAD_HEADS.values(), ids=BAD_HEADS)
-def test_a_head_that_breaks_http_is_a_502(
-    gateway: Gateway, upstream: Upstream, raw: bytes
-) -> None:
+def test_a_head_that_breaks_http_is_a_502(gateway: Gateway, upstream: Upstream, raw: bytes) -> None:
     upstream.script(lambda exchange: send_and_wait(exchange, raw + EVIL))
     with gateway.connect() as client:
         answer = client.exchange("POST", "/", body=b"x")
@@ -94,7 +93,9 @@ BAD_CHUNKS = {
 def test_a_body_that_breaks_http_ends_uncleanly(
     gateway: Gateway, upstream: Upstream, raw: bytes
 ) -> None:
-    upstream.script(lambda exchange: send_and_wait(exchange, SSE_HEAD + chunk(b"good") + raw + EVIL))
+    upstream.script(
+        lambda exchange: send_and_wait(exchange, SSE_HEAD + chunk(b"good") + raw + EVIL)
+    )
     with gateway.connect() as client:
         client.send(request_bytes())
         try:

@@ -80,7 +80,9 @@ class Attempt:
     in_chunks: bool
     abort_at: str | None
     abort_fraction: float
+    pause_s: float = 0.003
     outcome: str = "unfinished"
+    begun: bool = False
     answer: bytes = b""
     started_s: float = 0.0
     ended_s: float = 0.0
@@ -92,10 +94,9 @@ class Attempt:
         return engine.plain_body(self.id, self.body)
 
     def raw(self) -> bytes:
-        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nX-Id: %s\r\nX-Shape: %s\r\n" % (
-            self.id,
-            self.shape.encode(),
-        )
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\n"
+        head += b"X-Id: %s\r\nX-Shape: %s\r\n" % (self.id, self.shape.encode())
+        head += b"X-Pause: %f\r\n" % self.pause_s
         if not self.in_chunks:
             return head + b"Content-Length: %d\r\n\r\n" % len(self.body) + self.body
         parts = [self.body[at : at + 5000] for at in range(0, len(self.body), 5000)]
@@ -120,6 +121,18 @@ def plan(count: int, abort_share: float, rng: random.Random) -> list[Attempt]:
                 abort_fraction=rng.random(),
             )
         )
+    return attempts
+
+
+def streams(count: int, abort_share: float, pause_s: float, rng: random.Random) -> list[Attempt]:
+    """Small streamed requests with a pause after each of their nine events."""
+    attempts = []
+    for number in range(count):
+        abort_at = "receiving" if rng.random() < abort_share else None
+        attempt = Attempt(
+            b"st-%06d" % number, "stream", b"{}", False, abort_at, rng.random(), pause_s
+        )
+        attempts.append(attempt)
     return attempts
 
 
@@ -180,7 +193,7 @@ class Load:
         except TimeoutError:
             attempt.outcome = "hung"
         except (asyncio.IncompleteReadError, OSError):
-            attempt.outcome = "broken" if attempt.answer else "closed"
+            attempt.outcome = "broken" if attempt.begun else "closed"
         return False
 
     async def _send(self, attempt: Attempt, writer: asyncio.StreamWriter) -> None:
@@ -197,6 +210,7 @@ class Load:
 
     async def _receive(self, attempt: Attempt, reader: asyncio.StreamReader) -> bool:
         head = await reader.readuntil(b"\r\n\r\n")
+        attempt.begun = True
         status = int(head[9:12])
         leave_after = None
         if attempt.abort_at == "receiving":

@@ -14,8 +14,9 @@ def main(model: str) -> None:
     parameters.model.path = model
     parameters.hostnames = ["127.0.0.1"]
     parameters.port = 0
+    parameters.model_alias = {"deepseek-tiny"}
     parameters.n_parallel = 4
-    parameters.n_ctx = 16384
+    parameters.n_ctx = 4 * 32768
     parameters.cpuparams.n_threads = 1
     parameters.cpuparams_batch.n_threads = 1
     parameters.endpoint_metrics = True

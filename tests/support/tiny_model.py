@@ -17,7 +17,7 @@ TEMPLATE = (
     "{% if m['role'] == 'assistant' %}<|Assistant|>{% else %}<|User|>{% endif %}{{ m['content'] }}"
     "{% endfor %}{% if add_generation_prompt %}<|Assistant|>{% endif %}"
 )
-WIDTH, LAYERS, HEADS, CONTEXT = 64, 2, 4, 4096
+WIDTH, LAYERS, HEADS, CONTEXT = 64, 2, 4, 32768
 FEED_FORWARD, EXPERTS, EXPERT_WIDTH = 128, 4, 32
 KV_RANK, Q_RANK, ROPE, NOPE, VALUE = 32, 32, 16, 16, 16
 

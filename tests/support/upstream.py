@@ -78,6 +78,8 @@ class Upstream:
         self.models = models
         self.model_list: bytes | None = None
         self.healthy = True
+        self.hang_probes_s = 0.0
+        self.hanging = 0
         self.accepted = 0
         self._tls = tls
         self._lock = threading.Lock()
@@ -127,7 +129,7 @@ class Upstream:
     def reset(self) -> None:
         """Forget scripts, records and connections: a clean stub for the next test."""
         self.respond(wire.response_bytes())
-        self.healthy, self.model_list = True, None
+        self.healthy, self.model_list, self.hang_probes_s = True, None, 0.0
         if self._listener is None:
             self.listen()
         self.drop_connections()
@@ -219,6 +221,9 @@ class Upstream:
         request = wire.read_head(connection)
         if self._is_probe(request):
             connection.probes += 1
+            if self.hang_probes_s:
+                self.hanging += 1
+                connection.wait_end(self.hang_probes_s)
             connection.send(self._probe_answer(request))
             return
         script, head_only = self._script, self._head_only
@@ -252,6 +257,11 @@ class Upstream:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def hold(exchange: Exchange) -> None:
+    """A script that never answers; it ends when the gateway closes the connection."""
+    exchange.peer_closed_after(20)
 
 
 def _answer(raw: bytes) -> Script:

@@ -43,7 +43,7 @@ def families() -> Families:
         client_connections=int,
         log_lines_dropped=int,
     )
-    metrics.request("bypass", "none", Outcome.COMPLETED, 200, 0.1, now=1.0)
+    metrics.traffic("bypass", "none").observe(Outcome.COMPLETED, 200, 0.1, now=1.0)
     metrics.upstream_failure("a", "connect")
     found: Families = {}
     for family in text_string_to_metric_families(metrics.render(1.0).decode()):

@@ -55,8 +55,8 @@ def names_with(series: Series, label: str, wanted: str) -> set[str]:
 def test_a_request_is_counted_by_flow_tier_outcome_and_code() -> None:
     metrics = new_metrics()
     for _ in range(3):
-        metrics.request("bypass", "none", Outcome.COMPLETED, 200, 0.2, now=1.0)
-    metrics.request("bypass", "none", Outcome.UPSTREAM_FAILED, 502, 0.1, now=1.0)
+        metrics.traffic("bypass", "none").observe(Outcome.COMPLETED, 200, 0.2, now=1.0)
+    metrics.traffic("bypass", "none").observe(Outcome.UPSTREAM_FAILED, 502, 0.1, now=1.0)
     series = scrape(metrics, now=2.0)
     labels = {"flow": "bypass", "tier": "none"}
     total = "ciuicflow_requests_total"
@@ -70,7 +70,7 @@ def test_a_request_is_counted_by_flow_tier_outcome_and_code() -> None:
 )
 def test_a_code_outside_100_to_599_is_other(code: int, label: str) -> None:
     metrics = new_metrics()
-    metrics.request("bypass", "none", Outcome.CLIENT_GONE, code, 0.2, now=1.0)
+    metrics.traffic("bypass", "none").observe(Outcome.CLIENT_GONE, code, 0.2, now=1.0)
     assert names_with(scrape(metrics), "code", label) == {"ciuicflow_requests_total"}
 
 
@@ -80,7 +80,7 @@ def test_series_stay_bounded_whatever_codes_upstreams_send(
 ) -> None:
     metrics = new_metrics()
     for outcome, code in answers:
-        metrics.request("bypass", "none", outcome, code, 0.2, now=1.0)
+        metrics.traffic("bypass", "none").observe(outcome, code, 0.2, now=1.0)
     codes = {dict(labels).get("code", "200") for _, labels in scrape(metrics)}
     assert codes <= {"other", *map(str, range(100, 600))}
 
@@ -89,7 +89,7 @@ def test_series_stay_bounded_whatever_codes_upstreams_send(
 def test_each_bucket_counts_the_durations_up_to_its_bound(durations: list[float]) -> None:
     metrics = new_metrics()
     for duration_s in durations:
-        metrics.request("bypass", "none", Outcome.COMPLETED, 200, duration_s, now=1.0)
+        metrics.traffic("bypass", "none").observe(Outcome.COMPLETED, 200, duration_s, now=1.0)
     series = scrape(metrics)
     name, labels = "ciuicflow_request_duration_seconds", {"flow": "bypass", "tier": "none"}
     for bound in DURATION_BUCKETS_S:
@@ -121,8 +121,8 @@ def test_qps_and_p99_cover_the_last_minute_only() -> None:
 
 def test_flows_and_tiers_are_kept_apart() -> None:
     metrics = new_metrics()
-    metrics.request("bypass", "none", Outcome.COMPLETED, 200, 0.1, now=1.0)
-    metrics.request("enabled", "gold", Outcome.COMPLETED, 200, 9.0, now=1.0)
+    metrics.traffic("bypass", "none").observe(Outcome.COMPLETED, 200, 0.1, now=1.0)
+    metrics.traffic("enabled", "gold").observe(Outcome.COMPLETED, 200, 9.0, now=1.0)
     series = scrape(metrics, now=1.0)
     p99 = "ciuicflow_latency_p99_seconds"
     assert value(series, p99, flow="bypass", tier="none") == pytest.approx(0.1, rel=0.01)
@@ -194,7 +194,7 @@ def test_odd_endpoint_names_are_escaped() -> None:
 
 def test_two_gateways_in_one_process_share_nothing() -> None:
     one, other = new_metrics(), new_metrics()
-    one.request("bypass", "none", Outcome.COMPLETED, 200, 0.1, now=1.0)
+    one.traffic("bypass", "none").observe(Outcome.COMPLETED, 200, 0.1, now=1.0)
     assert names_with(scrape(one), "code", "200")
     assert not names_with(scrape(other), "code", "200")
 
@@ -204,7 +204,9 @@ def test_counting_a_request_is_cheap() -> None:
     durations_s = itertools.cycle(0.001 * 1.01**step for step in range(1000))
 
     def count() -> None:
-        metrics.request("bypass", "none", Outcome.COMPLETED, 200, next(durations_s), now=1.0)
+        metrics.traffic("bypass", "none").observe(
+            Outcome.COMPLETED, 200, next(durations_s), now=1.0
+        )
 
     best_s = min(timeit.repeat(count, number=2000, repeat=5)) / 2000
     assert best_s < 50e-6  # 1 us measured; this only catches work that does not belong here

@@ -1,0 +1,1 @@
+"""Benchmarks: what the gateway costs, measured beside its peers in the same run."""
