@@ -73,42 +73,42 @@ class Handler:
         if head.method == b"CONNECT":
             exchange.refuse(Outcome.METHOD_REFUSED)
         elif self.endpoints.sole is not None:
-            self.place(exchange, None)  # whatever it asks for, it asks that one
+            self.place(exchange)  # whatever it asks for, it asks that one
         elif is_model_list(head):
             exchange.connecting = self._spawn(self._list_models(exchange))
         elif head.method == b"POST" and exchange.has_body and self.endpoints.models_known:
             exchange.collect()  # the model is in the body: `collected` goes on
         else:
-            self.place(exchange, model_in_path(head.target))
+            exchange.model = model_in_path(head.target)
+            self.place(exchange)
 
     def collected(self, exchange: Exchange) -> None:
         """Go on with a request whose whole body is here."""
-        self.place(exchange, model_in_body(exchange.payload()))
+        exchange.model = model_in_body(exchange.payload())
+        self.place(exchange)
 
     # 2. Which endpoint?
 
-    def place(self, exchange: Exchange, model: str | None) -> None:
+    def place(self, exchange: Exchange) -> None:
         """Choose an endpoint and send the request there, or refuse it."""
         endpoint = self.endpoints.sole
         if endpoint is not None:
             self._assign(exchange, endpoint, "only")
         else:
-            endpoint = self._choose(exchange, model)
+            endpoint = self._choose(exchange)
             if endpoint is None:
                 return
         upstream = endpoint.pool.checkout() if exchange.replayable else None
         if upstream is not None:
             exchange.attach(upstream)
         else:
-            exchange.connecting = self._spawn(self._connect(exchange, model, endpoint))
+            exchange.connecting = self._spawn(self._connect(exchange, endpoint))
 
-    def _choose(
-        self, exchange: Exchange, model: str | None, excluded: Collection[EndpointId] = ()
-    ) -> Endpoint | None:
+    def _choose(self, exchange: Exchange, excluded: Collection[EndpointId] = ()) -> Endpoint | None:
         try:
-            candidates = eligible(self.endpoints.states, model, excluded)
+            candidates = eligible(self.endpoints.states, exchange.model, excluded)
         except UnknownModel:
-            detail = f"`{model}`"[:200]
+            detail = f"`{exchange.model}`"[:200]
             exchange.refuse(Outcome.UNKNOWN_MODEL, detail=detail, param="model")
             return None
         if not candidates:
@@ -136,7 +136,7 @@ class Handler:
 
     # 3. Connect, where no connection is idle; go to another endpoint where that fails.
 
-    async def _connect(self, exchange: Exchange, model: str | None, endpoint: Endpoint) -> None:
+    async def _connect(self, exchange: Exchange, endpoint: Endpoint) -> None:
         tried: list[EndpointId] = []
         next_endpoint: Endpoint | None = endpoint
         while next_endpoint is not None:
@@ -147,7 +147,7 @@ class Handler:
                 exchange.detail = f"{endpoint.state.id}: {_spell(error)}"
                 self._failed(endpoint, "connect", exchange.detail)
                 tried.append(endpoint.state.id)
-                next_endpoint = self._choose(exchange, model, tried)
+                next_endpoint = self._choose(exchange, tried)
             else:
                 exchange.attach(upstream)
                 return
@@ -157,7 +157,7 @@ class Handler:
         endpoint = exchange.endpoint
         assert endpoint is not None
         self._metrics.retry(endpoint.state.id)
-        exchange.connecting = self._spawn(self._connect(exchange, None, endpoint))
+        exchange.connecting = self._spawn(self._connect(exchange, endpoint))
 
     # 4. relay.py moves the bytes until the exchange ends.
 

@@ -129,7 +129,7 @@ class RequestHead:
             return
         if field == _HOST:
             self._hosts += 1
-            if value.translate(None, _HOST_BYTES).strip():
+            if value.rstrip(b" \t").translate(None, _HOST_BYTES):
                 raise BadRequest("malformed Host field")
         elif field == _CONTENT_LENGTH:
             self.content_length = int(value)  # llhttp: digits, once, never with Transfer-Encoding
@@ -210,11 +210,14 @@ class ResponseHead:
         self.keep_alive = http11
         self.lines = raw[line_end + 2 : -2]  # end-to-end fields, each ending in CRLF
         if self._hop_by_hop:
-            options: set[bytes] = self._options or set()
-            self.lines = _end_to_end(self.lines, options)
-            self.keep_alive = b"close" not in options if http11 else b"keep-alive" in options
-            if b"upgrade" not in options:
-                self.upgrade = b""
+            self._read_hop_by_hop(http11)
+
+    def _read_hop_by_hop(self, http11: bool) -> None:
+        options: set[bytes] = self._options or set()
+        self.lines = _end_to_end(self.lines, options)
+        self.keep_alive = b"close" not in options if http11 else b"keep-alive" in options
+        if b"upgrade" not in options:
+            self.upgrade = b""
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Called by httptools."""

@@ -49,7 +49,13 @@ class Pool:
         return None
 
     async def connect(self) -> UpstreamConnection:
-        """Open a connection. Raises OSError (TimeoutError, ssl.SSLError among them)."""
+        """Open a connection. Raises OSError (TimeoutError, ssl.SSLError among them).
+
+        Asked for although some are idle (by a request that can't be sent twice), it takes the
+        place of the oldest of them: else uploads would pile connections up.
+        """
+        if self._idle:
+            self._idle.pop(0).close()
         async with asyncio.timeout(self._connect_s):
             _, protocol = await self._loop.create_connection(
                 lambda: cast("asyncio.Protocol", UpstreamConnection(self)),
@@ -58,7 +64,14 @@ class Pool:
                 ssl=self._tls,
                 server_hostname=self._address.host if self._tls else None,
             )
-        return cast("UpstreamConnection", protocol)
+        connection = cast("UpstreamConnection", protocol)
+        if connection.transport.is_closing():
+            raise ConnectionResetError("closed as soon as it was open")
+        # Not in connection_made: uvloop can call that and never connection_lost, where the
+        # waiting for the connection is cancelled.
+        self._open.add(connection)
+        self._deadlines.add(connection)
+        return connection
 
     def release(self, connection: UpstreamConnection) -> None:
         """Keep a connection for the next request."""
@@ -66,11 +79,6 @@ class Pool:
             connection.close()
         else:
             self._idle.append(connection)
-
-    def opened(self, connection: UpstreamConnection) -> None:
-        """Note a new connection."""
-        self._open.add(connection)
-        self._deadlines.add(connection)
 
     def closed(self, connection: UpstreamConnection) -> None:
         """Forget a connection that is gone."""

@@ -35,6 +35,7 @@ class Exchange:
     endpoint: "Endpoint | None" = None
     upstream: UpstreamConnection | None = None
     connecting: asyncio.Task[None] | None = None
+    model: str | None = None  # that it asks for, where that decides the endpoint
     why = ""  # the endpoint was chosen
     detail = ""  # of a failure
     status = 0

@@ -345,8 +345,11 @@ class ClientConnection:
         self._pending.clear()
         self.read(True)
         self.deadline = time.monotonic() + LINGER_S
-        if self.transport.can_write_eof():
-            self.transport.write_eof()
+        try:
+            if self.transport.can_write_eof():
+                self.transport.write_eof()
+        except OSError:  # the client has reset the connection: asyncio says so here
+            self.transport.abort()
 
     # Watching a client that is not being read.
 

@@ -124,7 +124,6 @@ class UpstreamConnection:
         # uvloop's transports have the interface without the base class.
         self.transport = transport = cast("asyncio.Transport", transport)
         tcp.send_at_once(transport)
-        self._pool.opened(self)
 
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""
