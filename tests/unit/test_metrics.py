@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from ciuicflow import __version__
-from ciuicflow.observability.metrics import DURATION_BUCKETS_S, EndpointSample, Metrics
+from ciuicflow.observability.metrics import EndpointSample, Metrics
+from ciuicflow.observability.traffic import DURATION_BUCKETS_S
 from ciuicflow.request import Outcome
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -103,9 +104,7 @@ def test_each_bucket_counts_the_durations_up_to_its_bound(durations: list[float]
 def test_qps_and_p99_cover_the_last_minute_only() -> None:
     metrics = new_metrics()
     for number in range(6000):  # 100 per second, 2 % of them slow
-        metrics.request(
-            "bypass",
-            "none",
+        metrics.traffic("bypass", "none").observe(
             Outcome.COMPLETED,
             200,
             3.0 if number % 50 == 0 else 0.1,
