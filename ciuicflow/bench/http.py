@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -17,8 +17,9 @@ import aiohttp
 import msgspec
 import uvloop
 
-from ciuicflow.bench import held_streams, output, procfs, proxies, report, wrk
+from ciuicflow.bench import held_streams, measure, output, procfs, proxies, report, wrk
 from ciuicflow.bench.loads import BY_NAME, Load
+from ciuicflow.bench.measure import Lab
 from ciuicflow.bench.nginx import find_nginx
 from ciuicflow.bench.procfs import Cores
 from ciuicflow.bench.proxies import Recipe, Target
@@ -38,22 +39,6 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     loads: tuple[str, ...]
     out: Path
     gateway_pythons: tuple[str, ...]
-
-
-class Bench(msgspec.Struct, frozen=True):
-    """What all measurements of a run share."""
-
-    options: Options
-    cores: Cores
-    recipes: tuple[Recipe, ...]
-    directory: Path
-    stub: Target
-    http: aiohttp.ClientSession
-
-    @property
-    def loads(self) -> list[Load]:
-        """What is measured, in the order of the list."""
-        return [load for name, load in BY_NAME.items() if name in self.options.loads]
 
 
 def run(options: Options) -> int:
@@ -102,66 +87,76 @@ async def _until_interrupted(work: Coroutine[Any, Any, Report]) -> Report | None
 async def _measure(options: Options, cores: Cores, directory: Path) -> Report:
     recipes = _recipes(options)
     about = await _about(options, cores, recipes)
-    timeout = aiohttp.ClientTimeout(total=60)
+    loads = [load for name, load in BY_NAME.items() if name in options.loads]
+    steps = options.rounds * sum(len(_places(recipes, load)) for load in loads)
+    output.announce(cores, steps, options.seconds, has_nginx=find_nginx() is not None)
+    samples: list[Sample] = []
+
+    def record(sample: Sample) -> None:
+        samples.append(sample)
+        step(f"round {sample.round + 1}: {sample.load}, {sample.target}")
+
     async with (
         proxies.running_stub() as stub,
-        aiohttp.ClientSession(timeout=timeout) as http,
+        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as http,
     ):
-        bench = Bench(options, cores, recipes, directory, stub, http)
-        samples: list[Sample] = []
-        steps = options.rounds * sum(len(_places(bench, load)) for load in bench.loads)
-        output.announce(cores, steps, options.seconds, has_nginx=find_nginx() is not None)
+        lab = Lab(options.seconds, cores, directory, stub, http)
         with output.progress(steps) as step:
             for number in range(options.rounds):
-                async for sample in _round(bench, number):
-                    samples.append(sample)
-                    step(f"round {number + 1}: {sample.load}, {sample.target}")
+                await _round(lab, recipes, loads, number, record)
     return report.build(about, samples)
 
 
-def _recipes(options: Options) -> tuple[Recipe, ...]:
+def _recipes(options: Options) -> list[Recipe]:
     others = [proxies.other_gateway(python) for python in options.gateway_pythons]
-    recipes = [Recipe(proxies.GATEWAY), *others, Recipe(proxies.WITH_LOG)]
-    if find_nginx() is not None:
-        recipes.insert(0, Recipe(proxies.NGINX))
+    nginx = [Recipe(proxies.NGINX)] if find_nginx() is not None else []
+    recipes = [*nginx, Recipe(proxies.GATEWAY), *others, Recipe(proxies.WITH_LOG)]
     if len({recipe.label for recipe in recipes}) < len(recipes):
         raise LoadFailed("two interpreters lie in folders of the same name: they need a name each")
-    return tuple(recipes)
+    return recipes
 
 
-def _places(bench: Bench, load: Load) -> list[str]:
+def _places(recipes: Sequence[Recipe], load: Load) -> list[str]:
     """Return the labels of the targets that get this load."""
-    labels = [recipe.label for recipe in bench.recipes if recipe.is_for(load)]
+    labels = [recipe.label for recipe in recipes if recipe.is_for(load)]
     return labels if load.is_held else [proxies.DIRECT, *labels]
 
 
-async def _round(bench: Bench, number: int) -> AsyncIterator[Sample]:
+async def _round(
+    lab: Lab,
+    recipes: Sequence[Recipe],
+    loads: Sequence[Load],
+    number: int,
+    record: Callable[[Sample], None],
+) -> None:
     """Put every load on every target once; the order of the targets rotates with the round."""
-    folder = bench.directory / f"round{number}"
-    async with _all_running(bench, folder) as targets:
-        for load in bench.loads:
-            for label in rotated(_places(bench, load), number):
+    folder = lab.directory / f"round{number}"
+    by_label = {recipe.label: recipe for recipe in recipes}
+    driven = [load for load in loads if not load.is_held]
+    wanted = [recipe for recipe in recipes if any(recipe.is_for(load) for load in driven)]
+    async with _running_all(lab, wanted, folder) as targets:
+        for load in loads:
+            for label in rotated(_places(recipes, load), number):
                 if load.is_held:
-                    yield await _hold(bench, load, label, number, folder / load.name)
+                    place = folder / load.name / label
+                    record(await measure.hold(lab, load, by_label[label], number, place))
                 else:
-                    yield await _drive(bench, load, targets[label], number)
+                    record(await measure.drive(lab, load, targets[label], number))
 
 
 @asynccontextmanager
-async def _all_running(bench: Bench, folder: Path) -> AsyncIterator[dict[str, Target]]:
-    """Start every proxy that any driven load needs, warm."""
-    driven = [load for load in bench.loads if not load.is_held]
-    targets = {bench.stub.label: bench.stub}
+async def _running_all(
+    lab: Lab, recipes: Sequence[Recipe], folder: Path
+) -> AsyncIterator[dict[str, Target]]:
+    """Start the proxies, see that they answer rightly, and warm them up."""
+    targets = {lab.stub.label: lab.stub}
     async with AsyncExitStack() as stack:
-        for index, recipe in enumerate(bench.recipes):
-            if any(recipe.is_for(load) for load in driven):
-                context = proxies.running(
-                    recipe, bench.stub, folder / str(index), bench.cores.proxy
-                )
-                target = await stack.enter_async_context(context)
-                await proxies.check_answers(bench.http, bench.stub, target)
-                await wrk.run(BY_NAME["json"], target.port, _WARM_UP_S, bench.directory)
-                targets[recipe.label] = target
+        for recipe in recipes:
+            context = proxies.running(recipe, lab.stub, folder / recipe.label, lab.cores.proxy)
+            target = await stack.enter_async_context(context)
+            await proxies.check_answers(lab.http, lab.stub, target)
+            await wrk.run(BY_NAME["json"], target.port, _WARM_UP_S, lab.directory)
+            targets[recipe.label] = target
         yield targets
 
 
@@ -169,63 +164,6 @@ def rotated(labels: Sequence[str], by: int) -> list[str]:
     """Return the labels in an order that begins with another one each round."""
     start = by % len(labels)
     return [*labels[start:], *labels[:start]]
-
-
-async def _drive(bench: Bench, load: Load, target: Target, number: int) -> Sample:
-    """Let wrk put the load on a target."""
-    counts_before = await proxies.settled_counts(bench.http, bench.stub)
-    used_before = _usage(target)
-    result = await wrk.run(load, target.port, bench.options.seconds, bench.directory)
-    units = load.units(counts_before, await proxies.settled_counts(bench.http, bench.stub))
-    used = _usage(target)
-    lost = result.requests - units
-    # wrk leaves at most one request per connection unfinished.
-    if not -load.connections <= lost <= 0:
-        raise LoadFailed(
-            f"{load.name} on {target.label}: the upstream sent {units:.2f} answers, "
-            f"wrk got {result.requests}"
-        )
-    return Sample(
-        load=load.name,
-        target=target.label,
-        round=number,
-        per_s=result.per_s,
-        p50_us=result.p50_us,
-        p99_us=result.p99_us,
-        cpu_us=(used.cpu_s - used_before.cpu_s) / units * 1e6 if used and used_before else None,
-        rss_bytes=used.rss_bytes if used else None,
-    )
-
-
-def _usage(target: Target) -> procfs.Usage | None:
-    return procfs.usage(target.pid) if target.pid is not None else None
-
-
-async def _hold(bench: Bench, load: Load, label: str, number: int, folder: Path) -> Sample:
-    """Hold streams open on a proxy of its own: memory that a load before took would hide theirs."""
-    recipe = next(recipe for recipe in bench.recipes if recipe.label == label)
-    place = folder / str(bench.recipes.index(recipe))
-    async with proxies.running(recipe, bench.stub, place, bench.cores.proxy) as target:
-        assert target.pid is not None
-        await proxies.check_answers(bench.http, bench.stub, target)
-        idle = procfs.usage(target.pid)
-        async with held_streams.open_streams(target.port, load.path, load.connections) as streams:
-            began_s = time.monotonic()
-            counts_before = await proxies.counts(bench.http, bench.stub)
-            used_before = procfs.usage(target.pid)
-            await held_streams.hold(streams, bench.options.seconds)
-            used = procfs.usage(target.pid)
-            units = load.units(counts_before, await proxies.counts(bench.http, bench.stub))
-            held_s = time.monotonic() - began_s
-    return Sample(
-        load=load.name,
-        target=label,
-        round=number,
-        per_s=units / held_s,
-        cpu_us=(used.cpu_s - used_before.cpu_s) / units * 1e6,
-        rss_bytes=used.rss_bytes,
-        stream_bytes=(used.rss_bytes - idle.rss_bytes) / load.connections,
-    )
 
 
 async def _about(options: Options, cores: Cores, recipes: Sequence[Recipe]) -> dict[str, Any]:

@@ -21,6 +21,8 @@ HEAD: Final[Cells] = (
     *("target", "per s", "p50 ms", "p99 ms", "+p50 ms", "+p99 ms"),
     *("CPU us", "CPU to nginx's", "memory"),
 )
+QUIET: Final = 0.05
+"""Share of the proxies' core that others may take without a word."""
 _MISSING: Final = "-"
 _MAX_COLUMNS: Final = 1000
 _AROUND_S: Final = 0.8  # of each measurement: processes start, warm up, settle
@@ -71,6 +73,9 @@ def show(report: Report) -> None:
         draw(f"{name}: {BY_NAME[name].title}", rows)
     for bar in report.bars:
         print(bar_line(bar))
+    if report.others is not None and report.others.median > QUIET:
+        taken = _spread(report.others, ".0%")
+        print(f"a busy machine: other processes took {taken} of the proxies' core")
     if report.about["rounds"] < MIN_ROUNDS:
         print(f"fewer than {MIN_ROUNDS} rounds: take this for a trial, not for a result")
 
@@ -95,7 +100,8 @@ def cells(row: Row) -> Cells:
 def bar_line(bar: Bar) -> str:
     """Return one line that says whether a bar holds."""
     verdict = "holds" if bar.holds else "MISSED"
-    figure = _spread(bar.figure, ".4g")
+    form = ".2f" if 0 < bar.limit < 10 else ".0f"  # ratios, and figures of many digits
+    figure = _spread(bar.figure, form)
     return f"{verdict:6}  {bar.load}, {bar.target}: {bar.what}: {figure}, at most {bar.limit:g}"
 
 

@@ -7,10 +7,10 @@ from matplotlib.figure import Figure
 
 from ciuicflow.bench.loads import BY_NAME
 from ciuicflow.bench.proxies import NGINX
-from ciuicflow.bench.report import Report, Row
+from ciuicflow.bench.report import Report, Row, Spread
 
 _GATEWAY_COLOUR = "#2a6f97"
-_NGINX_COLOUR = "#9aa5b1"
+_NGINX_COLOUR = "#6b7785"
 _PANEL_INCHES = (3.4, 3.6)
 
 
@@ -45,9 +45,15 @@ def _panel(place: Axes, name: str, rows: list[Row]) -> None:
     )
     colours = [_NGINX_COLOUR if row.target == NGINX else _GATEWAY_COLOUR for row in rows]
     bars = place.bar(range(len(rows)), heights, yerr=reach, color=colours, capsize=3, width=0.6)
-    place.bar_label(bars, fmt="%.1f", label_type="center", color="white", weight="bold")
-    place.set_xticks(range(len(rows)), [row.target.replace(" ", "\n") for row in rows])
+    labels = [_label(row, spread) for row, spread in zip(rows, spreads, strict=True)]
+    place.bar_label(bars, labels, label_type="center", color="white", weight="bold")
+    place.set_xticks(range(len(rows)), [row.target.replace(" ", "\n", 1) for row in rows])
     place.set_title(name, loc="left", weight="bold")
     place.set_ylabel(f"us per {BY_NAME[name].unit}")
     place.set_ylim(bottom=0)
     place.spines[["top", "right"]].set_visible(False)
+
+
+def _label(row: Row, cpu_us: Spread) -> str:
+    figure = f"{cpu_us.median:.1f}"
+    return figure if row.cpu_ratio is None else f"{figure}\n{row.cpu_ratio.median:.2f} x"

@@ -45,6 +45,24 @@ def usage(pid: int) -> Usage:
     return parse_stat(Path(f"/proc/{pid}/stat").read_text())
 
 
+def parse_core_stat(text: str, core: int) -> float:
+    """Return for how many seconds a core was at work, by the text of /proc/stat.
+
+    User, nice, system and stolen time (proc(5)); interrupts are left out, as what the network
+    does for a proxy is among them. Raises ValueError.
+    """
+    for line in text.splitlines():
+        name, *fields = line.split()
+        if name == f"cpu{core}":
+            return sum(int(fields[index]) for index in (0, 1, 2, 7)) / _TICKS_PER_S
+    raise ValueError(f"/proc/stat does not know core {core}")
+
+
+def core_busy_s(core: int) -> float:
+    """Return for how many seconds a core was at work since the machine started."""
+    return parse_core_stat(Path("/proc/stat").read_text(), core)
+
+
 def children(pid: int) -> list[int]:
     """Return the direct children of a process, in order of their ids."""
     return sorted(child for child in _pids() if _parent(child) == pid)

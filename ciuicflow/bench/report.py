@@ -28,6 +28,8 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     """Memory of the proxy after the load, or while streams are held."""
     stream_bytes: float | None = None
     """Growth of that memory per held stream."""
+    others: float | None = None
+    """Share of the proxy's core that other processes took meanwhile, 0 to 1."""
 
 
 class Spread(msgspec.Struct, frozen=True):
@@ -82,6 +84,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """All of one run, as it is saved."""
 
     about: dict[str, Any]
+    others: Spread | None
+    """Share of the proxies' core that other processes took, over all samples."""
     rows: list[Row]
     bars: list[Bar]
     samples: list[Sample]
@@ -92,7 +96,8 @@ def build(about: dict[str, Any], samples: list[Sample]) -> Report:
     places = dict.fromkeys((sample.load, sample.target) for sample in samples)
     rows = [_row(samples, load, target) for load, target in places]
     bars = [bar for row in rows for bar in _bars(row)]
-    return Report(about=about, rows=rows, bars=bars, samples=samples)
+    others = Spread.of([sample.others for sample in samples if sample.others is not None])
+    return Report(about=about, others=others, rows=rows, bars=bars, samples=samples)
 
 
 def _row(samples: list[Sample], load: str, target: str) -> Row:

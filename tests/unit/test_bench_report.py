@@ -87,6 +87,13 @@ def test_a_line_that_is_none_of_proc_is_an_error() -> None:
         procfs.parse_stat("42 (a) S 1")
 
 
+def test_a_core_is_at_work_in_user_nice_system_and_stolen_time() -> None:
+    text = "cpu  9 9 9 9 9 9 9 9 0 0\ncpu1 10 20 30 4000 500 60 70 80 0 0\nintr 5\n"
+    assert procfs.parse_core_stat(text, 1) == 140 / os.sysconf("SC_CLK_TCK")
+    with pytest.raises(ValueError, match="does not know core 2"):
+        procfs.parse_core_stat(text, 2)
+
+
 def test_load_and_proxy_get_a_core_each_where_there_are_two() -> None:
     assert procfs.split_cores({5, 2, 3}) == Cores(load=2, proxy=5)
     assert procfs.split_cores({4}) == Cores(load=None, proxy=None)
@@ -240,8 +247,18 @@ def test_the_plain_table_lines_up() -> None:
 
 def test_a_bar_is_one_line_with_verdict_and_limit() -> None:
     (bar,) = report.build({}, three_rounds()).bars
-    shown = "holds   json, gateway: CPU per request, times nginx's: 1.1 (1.05 to 1.2), at most 1.15"
+    shown = (
+        "holds   json, gateway: CPU per request, times nginx's: 1.10 (1.05 to 1.20), at most 1.15"
+    )
     assert output.bar_line(bar) == shown
+
+
+@pytest.mark.parametrize(("others", "is_said"), [(0.04, False), (0.31, True)])
+def test_a_busy_machine_is_said(
+    others: float, is_said: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output.show(report.build({"rounds": 3}, [sample("json", "gateway", 0, others=others)]))
+    assert ("took 31% (31% to 31%) of the proxies' core" in capsys.readouterr().out) == is_said
 
 
 @pytest.mark.parametrize("has_rich", [True, False])
@@ -280,7 +297,7 @@ def test_the_saved_report_can_be_read_back_and_plotted(tmp_path: Path) -> None:
 
 def test_nothing_is_plotted_where_no_cpu_was_measured(tmp_path: Path) -> None:
     plot = pytest.importorskip("ciuicflow.bench.plot")
-    empty = Report(about={}, rows=[], bars=[], samples=[])
+    empty = Report(about={}, others=None, rows=[], bars=[], samples=[])
     assert not plot.draw(empty, tmp_path / "bench.png")
 
 
