@@ -1,8 +1,9 @@
 """Heads: what the gateway must know of them, and what of them goes on. Pure.
 
-httptools (llhttp, strict) is the judge of every head. The header lines then travel on as the very
-bytes that came in: name case, order, duplicates and values cannot change; only hop-by-hop fields
-are cut out.
+httptools (llhttp, strict) is the judge of every head. One regular expression then finds the few
+fields that matter here, in a lower-cased copy, which has the same offsets (cheaper than a call for
+each field; measured). The field lines travel on as the very bytes that came in: name case, order,
+duplicates and values cannot change; only hop-by-hop fields are cut out.
 """
 
 import re
@@ -13,63 +14,42 @@ import httptools
 
 from ciuicflow.errors import BadRequest, BadResponse, Unsupported
 
-# Hop-by-hop fields (RFC 9110 section 7.6.1), looked for in a lower-cased copy, which has the same
-# offsets as the original.
-_HOP_BY_HOP: Final = re.compile(
-    rb"\n(?:connection|keep-alive|proxy-[a-z-]+|te|trailer|transfer-encoding|upgrade):[^\r]*\r"
+# Hop-by-hop fields (RFC 9110 section 7.6.1), and those that frame or steer a message; llhttp has
+# made sure that no space stands before a colon. The look-ahead saves most lines a closer look.
+_HOP: Final = rb"connection|keep-alive|proxy-[a-z-]+|te|trailer|transfer-encoding|upgrade"
+_REQUEST_FIELDS: Final = re.compile(
+    rb"\n(?=[cehkptu])(content-length|host|expect|%b):[ \t]*([^\r]*)\r" % _HOP
 )
+_RESPONSE_FIELDS: Final = re.compile(
+    rb"\n(?=[ckptu])(content-length|content-type|%b):[ \t]*([^\r]*)\r" % _HOP
+)
+_HOP_BY_HOP: Final = re.compile(rb"\n(?:%b):[^\r]*\r" % _HOP)
+_Fields = list[tuple[bytes, bytes]]
+
 # RFC 3986 section 3.2.2, and a port.
-_HOST_BYTES: Final = (
-    b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ-._~!$&'()*+;=%:[]"
-)
-_KEEP_ALIVE_TIMEOUT: Final = re.compile(rb"timeout\s*=\s*(\d{1,6})", re.IGNORECASE)
+_HOST_BYTES: Final = b"0123456789abcdefghijklmnopqrstuvwxyz-._~!$&'()*+;=%:[]"
+_KEEP_ALIVE_TIMEOUT: Final = re.compile(rb"timeout\s*=\s*(\d{1,6})")
 
 # Never removed because a Connection field names them: a client could make the gateway drop what
 # frames, addresses or authorises the request (hop-by-hop header abuse).
 _NOT_NOMINABLE: Final = frozenset(
     {b"close", b"keep-alive", b"upgrade", b"content-length", b"host", b"authorization"}
 )
-
-# The fields that matter here, as small numbers: most fields of a head are none of them.
-_HOP: Final = 0  # hop-by-hop, of no further interest
-_CONNECTION: Final = 1
-_KEEP_ALIVE: Final = 2
-_TRANSFER_ENCODING: Final = 3
-_UPGRADE: Final = 4
-_CONTENT_LENGTH: Final = 5
-_HOST: Final = 6
-_EXPECT: Final = 7
-_CONTENT_TYPE: Final = 8
-_HOP_BY_HOP_FIELDS: Final = {
-    b"connection": _CONNECTION,
-    b"keep-alive": _KEEP_ALIVE,
-    b"transfer-encoding": _TRANSFER_ENCODING,
-    b"upgrade": _UPGRADE,
-    b"te": _HOP,
-    b"trailer": _HOP,
-}
-_REQUEST_FIELDS: Final = {
-    **_HOP_BY_HOP_FIELDS,
-    b"content-length": _CONTENT_LENGTH,
-    b"host": _HOST,
-    b"expect": _EXPECT,
-}
-_RESPONSE_FIELDS: Final = {
-    **_HOP_BY_HOP_FIELDS,
-    b"content-length": _CONTENT_LENGTH,
-    b"content-type": _CONTENT_TYPE,
-}
 _HTTP_10: Final = b"HTTP/1.0"
 _HTTP_11: Final = b"HTTP/1.1"
+
+
+class _Silent:
+    """Wants no callbacks: httptools then only validates."""
+
+
+_SILENT: Final = _Silent()
 
 
 class RequestHead:
     """A request's head, ready to be sent on (RFC 9112 sections 3 to 6). Read-only once made."""
 
     __slots__ = (
-        "_hop_by_hop",
-        "_hosts",
-        "_options",
         "chunked",
         "content_length",
         "expects_continue",
@@ -88,73 +68,65 @@ class RequestHead:
         Raises BadRequest for anything that two parsers could read in two ways, Unsupported for
         other versions than HTTP/1.0 and 1.1 and other transfer codings than chunked.
         """
+        try:
+            httptools.HttpRequestParser(_SILENT).feed_data(raw)
+        except httptools.HttpParserUpgrade:
+            pass
+        except httptools.HttpParserError as error:
+            raise BadRequest(str(error)) from None
+
+        start_line, _, rest = raw.partition(b"\r\n")
+        words = start_line.split()
+        if len(words) != 3 or words[2] not in (_HTTP_11, _HTTP_10):
+            raise Unsupported(Unsupported.What.VERSION, start_line[-16:].decode("latin-1"))
+        self.method: bytes = words[0]
+        self.target: bytes = words[1]  # origin-form or `*` (RFC 9112 section 3.2)
+        self.http11: bool = words[2] == _HTTP_11
+        self.keep_alive = self.http11
+        self.lines: bytes = rest[:-2]  # end-to-end fields, each ending in CRLF
         self.content_length = 0  # also where the request has no body or is chunked
         self.chunked = False
         self.expects_continue = False
         self.upgrade = b""  # the protocols asked for
-        self._hop_by_hop = False
-        self._hosts = 0
-        self._options: set[bytes] | None = None  # of Connection
-        try:
-            httptools.HttpRequestParser(self).feed_data(raw)
-        except httptools.HttpParserUpgrade:
-            pass
-        except httptools.HttpParserCallbackError as error:
-            raise error.__context__ or error from None
-        except httptools.HttpParserError as error:
-            raise BadRequest(str(error)) from None
-
-        line_end = raw.find(b"\r\n")
-        words = raw[:line_end].split()
-        if len(words) != 3 or words[2] not in (_HTTP_11, _HTTP_10):
-            raise Unsupported(Unsupported.What.VERSION, raw[:line_end][-16:].decode("latin-1"))
-        self.method = words[0]
-        self.target = words[1]  # origin-form or `*` (RFC 9112 section 3.2)
-        self.http11 = words[2] == _HTTP_11
-        self.keep_alive = self.http11
-        self.lines = raw[line_end + 2 : -2]  # end-to-end fields, each ending in CRLF
-        if self._hop_by_hop:
-            self._read_hop_by_hop()
-        if self._hosts != 1 and (self.http11 or self._hosts):
-            raise BadRequest("a request must have exactly one Host field")
-        self.has_host = self._hosts == 1
+        self._read_fields(_REQUEST_FIELDS.findall(raw.lower()))
         if not self.target.startswith(b"/"):
             self._read_special_target()
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """Called by httptools."""
-        name = name.lower()
-        field = _REQUEST_FIELDS.get(name, -1)
-        if field < 0 and not name.startswith(b"proxy-"):
-            return
-        if field == _HOST:
-            self._hosts += 1
-            if value.rstrip(b" \t").translate(None, _HOST_BYTES):
-                raise BadRequest("malformed Host field")
-        elif field == _CONTENT_LENGTH:
-            self.content_length = int(value)  # llhttp: digits, once, never with Transfer-Encoding
-        elif field == _EXPECT:
-            self.expects_continue = value.strip().lower() == b"100-continue"
-        else:
-            self._hop_by_hop = True
-            if field == _CONNECTION:
-                self._options = _options(value, self._options)
-            elif field == _TRANSFER_ENCODING:
-                if value.strip().lower() != b"chunked":
-                    raise Unsupported(Unsupported.What.CODING, value.decode("latin-1"))
-                self.chunked = True
-            elif field == _UPGRADE:
-                self.upgrade = value.strip()
+    def _read_fields(self, fields: _Fields) -> None:
+        hosts = 0
+        hop_by_hop = False
+        for name, value in fields:
+            if name == b"host":
+                hosts += 1
+                if value.strip().translate(None, _HOST_BYTES):
+                    raise BadRequest("malformed Host field")
+            elif name == b"content-length":
+                # llhttp: digits, once, never with Transfer-Encoding.
+                self.content_length = int(value)
+            elif name == b"expect":
+                self.expects_continue = value.strip() == b"100-continue"
+            else:
+                hop_by_hop = True
+        if hosts != 1 and (self.http11 or hosts):
+            raise BadRequest("a request must have exactly one Host field")
+        self.has_host = hosts == 1
+        if hop_by_hop:
+            self._read_hop_by_hop(fields)
 
-    def _read_hop_by_hop(self) -> None:
-        options: set[bytes] = self._options or set()
-        self.lines = _end_to_end(self.lines, options)
+    def _read_hop_by_hop(self, fields: _Fields) -> None:
+        options = _options(fields)
         self.keep_alive = b"close" not in options if self.http11 else b"keep-alive" in options
-        # h2c would open a tunnel that is not looked into (request smuggling): not offered.
-        if b"upgrade" not in options or b"h2c" in self.upgrade.lower() or not self.http11:
-            self.upgrade = b""
-        if self.chunked and not self.http11:
-            raise BadRequest("HTTP/1.0 has no chunked coding")
+        for name, value in fields:
+            if name == b"transfer-encoding":
+                if value.strip() != b"chunked":
+                    raise Unsupported(Unsupported.What.CODING, value.decode("latin-1"))
+                if not self.http11:
+                    raise BadRequest("HTTP/1.0 has no chunked coding")
+                self.chunked = True
+            # h2c would open a tunnel that is not looked into (request smuggling): not offered.
+            elif name == b"upgrade" and b"upgrade" in options and value.find(b"h2c") < 0:
+                self.upgrade = field_value(self.lines, b"upgrade") if self.http11 else b""
+        self.lines = _end_to_end(self.lines, options)
 
     def _read_special_target(self) -> None:
         if self.target == b"*" and self.method == b"OPTIONS":
@@ -170,8 +142,6 @@ class ResponseHead:
     """A response's head, ready to be sent on. Read-only once made."""
 
     __slots__ = (
-        "_hop_by_hop",
-        "_options",
         "chunked",
         "content_length",
         "event_stream",
@@ -185,63 +155,53 @@ class ResponseHead:
 
     def __init__(self, raw: bytes) -> None:
         """Read a whole head, `raw` ending in its empty line. Raises BadResponse."""
-        self.content_length = -1  # none given
-        self.chunked = False
-        self.event_stream = False
-        self.keep_alive_s = -1.0  # how long the upstream says that it keeps an idle connection
-        self.upgrade = b""
-        self._hop_by_hop = False
-        self._options: set[bytes] | None = None
         try:
-            httptools.HttpResponseParser(self).feed_data(raw)
+            httptools.HttpResponseParser(_SILENT).feed_data(raw)
         except httptools.HttpParserUpgrade:
             pass
-        except httptools.HttpParserCallbackError as error:
-            raise error.__context__ or error from None
         except httptools.HttpParserError as error:
             raise BadResponse(str(error)) from None
 
-        http11 = raw.startswith(b"HTTP/1.1 ")
-        if not (http11 or raw.startswith(b"HTTP/1.0 ")) or raw[12:13] not in (b" ", b"\r"):
-            raise BadResponse(f"malformed status line: {raw[:32]!r}")
-        line_end = raw.find(b"\r\n")
-        self.status = int(raw[9:12])
-        self.reason = raw[12:line_end]  # with its leading space, as received
-        self.keep_alive = http11
-        self.lines = raw[line_end + 2 : -2]  # end-to-end fields, each ending in CRLF
-        if self._hop_by_hop:
-            self._read_hop_by_hop(http11)
+        start_line, _, rest = raw.partition(b"\r\n")
+        http11 = start_line.startswith(b"HTTP/1.1 ")
+        if not (http11 or start_line.startswith(b"HTTP/1.0 ")) or raw[12:13] not in (b" ", b"\r"):
+            raise BadResponse(f"malformed status line: {start_line[:32]!r}")
+        self.status = int(start_line[9:12])
+        self.reason: bytes = start_line[12:]  # with its leading space, as received
+        self.keep_alive: bool = http11
+        self.keep_alive_s = -1.0  # how long the upstream says that it keeps an idle connection
+        self.lines: bytes = rest[:-2]  # end-to-end fields, each ending in CRLF
+        self.content_length = -1  # none given
+        self.chunked = False
+        self.event_stream = False
+        self.upgrade = b""
+        hop_by_hop = False
+        fields: _Fields = _RESPONSE_FIELDS.findall(raw.lower())
+        for name, value in fields:
+            if name == b"content-type":
+                self.event_stream = value.startswith(b"text/event-stream")
+            elif name == b"content-length":
+                self.content_length = int(value)
+            else:
+                hop_by_hop = True
+        if hop_by_hop:
+            self._read_hop_by_hop(fields, http11)
 
-    def _read_hop_by_hop(self, http11: bool) -> None:
-        options: set[bytes] = self._options or set()
-        self.lines = _end_to_end(self.lines, options)
+    def _read_hop_by_hop(self, fields: _Fields, http11: bool) -> None:
+        options = _options(fields)
         self.keep_alive = b"close" not in options if http11 else b"keep-alive" in options
-        if b"upgrade" not in options:
-            self.upgrade = b""
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """Called by httptools."""
-        name = name.lower()
-        field = _RESPONSE_FIELDS.get(name, -1)
-        if field < 0 and not name.startswith(b"proxy-"):
-            return
-        if field == _CONTENT_TYPE:
-            self.event_stream = value.lower().startswith(b"text/event-stream")
-        elif field == _CONTENT_LENGTH:
-            self.content_length = int(value)
-        else:
-            self._hop_by_hop = True
-            if field == _CONNECTION:
-                self._options = _options(value, self._options)
-            elif field == _TRANSFER_ENCODING:
-                if value.strip().lower() != b"chunked":
+        for name, value in fields:
+            if name == b"transfer-encoding":
+                if value.strip() != b"chunked":
                     raise BadResponse(f"transfer coding {value.decode('latin-1')!r}")
                 self.chunked = True
-            elif field == _UPGRADE:
-                self.upgrade = value.strip()
-            elif field == _KEEP_ALIVE:
+            elif name == b"keep-alive":
                 hint = _KEEP_ALIVE_TIMEOUT.search(value)
-                self.keep_alive_s = float(hint[1]) if hint else -1.0
+                if hint:
+                    self.keep_alive_s = float(hint[1])
+            elif name == b"upgrade" and b"upgrade" in options:
+                self.upgrade = field_value(self.lines, b"upgrade")
+        self.lines = _end_to_end(self.lines, options)
 
 
 def upstream_head(head: RequestHead, prefix: bytes, host: bytes | None) -> bytes:
@@ -281,22 +241,26 @@ def drop_fields(lines: bytes, names: Iterable[bytes]) -> bytes:
     return b"".join(line + b"\r\n" for line in kept)
 
 
-def field_value(lines: bytes, name: bytes) -> bytes | None:
-    """Return the first value of the field with this lower-case name, or None."""
-    for line in lines.split(b"\r\n")[:-1]:
+def field_value(lines: bytes, name: bytes) -> bytes:
+    """Return the first value of the field with this lower-case name; empty: none."""
+    for line in lines.split(b"\r\n"):
         found, _, value = line.partition(b":")
         if found.lower() == name:
             return value.strip()
-    return None
+    return b""
 
 
-def _options(value: bytes, before: set[bytes] | None) -> set[bytes]:
-    """Return the options of a Connection field, with those of the ones before it."""
-    return {option.strip() for option in value.lower().split(b",")} | (before or set())
+def _options(fields: _Fields) -> set[bytes]:
+    """Return the options of all Connection fields."""
+    options: set[bytes] = set()
+    for name, value in fields:
+        if name == b"connection":
+            options.update([option.strip() for option in value.split(b",")])
+    return options
 
 
 def _end_to_end(lines: bytes, options: set[bytes]) -> bytes:
-    """Return header lines without hop-by-hop fields and those that Connection names."""
+    """Return field lines without hop-by-hop fields and those that Connection names."""
     raw = b"\n" + lines
     kept = []
     start = 1

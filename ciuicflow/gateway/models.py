@@ -84,7 +84,7 @@ class ModelLister:
     async def _ask(self, head: RequestHead, endpoint: Endpoint) -> Listing | None:
         headers = dict(endpoint.upstream.probe_headers)
         authorization = field_value(head.lines, b"authorization")
-        if authorization is not None:
+        if authorization:
             headers["Authorization"] = authorization.decode("latin-1")
         try:
             async with self._session.get(

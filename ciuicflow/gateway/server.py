@@ -240,7 +240,9 @@ class ClientConnection:
         if end < 4:
             self._await_head(data)
             return
-        if end > server.header_bytes or data.find(b"\r\n") > server.uri_bytes:
+        if end > server.header_bytes or (
+            end > server.uri_bytes and data.find(b"\r\n") > server.uri_bytes
+        ):
             self._refuse_large(data)
             return
         self._precheck = None
