@@ -16,6 +16,7 @@ from ciuicflow.gateway.admin import AdminServer
 from ciuicflow.gateway.deadlines import Deadlines
 from ciuicflow.gateway.endpoints import EndpointTable
 from ciuicflow.gateway.handler import Handler
+from ciuicflow.gateway.inbox import Inbox
 from ciuicflow.gateway.listener import ClientServer
 from ciuicflow.gateway.models import ModelLister
 from ciuicflow.observability.logs import LogWriter
@@ -38,7 +39,8 @@ class App:
         self._config = config = load()
         self._log_writer = log_writer
         self._deadlines = Deadlines(config.timeouts)
-        self._endpoints = EndpointTable(config, self._deadlines)
+        inbox = Inbox()
+        self._endpoints = EndpointTable(config, self._deadlines, inbox)
         self._metrics = Metrics(
             endpoints=self._samples,
             client_connections=lambda: self._server.connections,
@@ -63,7 +65,7 @@ class App:
             self._metrics,
             log_writer,
         )
-        self._server = ClientServer(config, self._handler, self._deadlines)
+        self._server = ClientServer(config, self._handler, self._deadlines, inbox)
         self._admin = AdminServer(self._metrics, self._not_ready, self._state)
         self._background: list[asyncio.Task[None]] = []
 

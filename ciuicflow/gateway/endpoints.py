@@ -7,18 +7,21 @@ from ciuicflow.config import Config, Upstream
 from ciuicflow.endpoint import EndpointId, EndpointState
 from ciuicflow.gateway.deadlines import Deadlines
 from ciuicflow.gateway.headers import RequestHead, upstream_head
+from ciuicflow.gateway.inbox import Inbox
 from ciuicflow.gateway.pool import Pool
 
 
 class Endpoint:
     """One upstream: its settings, its ledger entry and its connections."""
 
-    def __init__(self, upstream: Upstream, config: Config, deadlines: Deadlines) -> None:
+    def __init__(
+        self, upstream: Upstream, config: Config, deadlines: Deadlines, inbox: Inbox
+    ) -> None:
         self.upstream = upstream
         self.address = upstream.address
         self.tls: ssl.SSLContext | bool = upstream.tls_context() or True
         self.state = EndpointState(EndpointId(upstream.id))
-        self.pool = Pool(upstream, config, deadlines)
+        self.pool = Pool(upstream, config, deadlines, inbox)
         self.adopt(upstream)
 
     def adopt(self, upstream: Upstream) -> None:
@@ -39,8 +42,9 @@ class Endpoint:
 class EndpointTable:
     """All endpoints by id, in the order of the configuration."""
 
-    def __init__(self, config: Config, deadlines: Deadlines) -> None:
+    def __init__(self, config: Config, deadlines: Deadlines, inbox: Inbox) -> None:
         self._deadlines = deadlines
+        self._inbox = inbox
         self._by_id: dict[EndpointId, Endpoint] = {}
         self.states: tuple[EndpointState, ...] = ()
         self.sole: Endpoint | None = None  # where there is just one
@@ -75,7 +79,9 @@ class EndpointTable:
             if known is not None and _same_connections(known.upstream, upstream):
                 fresh[known.state.id] = known
             else:
-                fresh[EndpointId(upstream.id)] = Endpoint(upstream, config, self._deadlines)
+                fresh[EndpointId(upstream.id)] = Endpoint(
+                    upstream, config, self._deadlines, self._inbox
+                )
         for upstream in config.upstreams:
             endpoint = fresh[EndpointId(upstream.id)]
             endpoint.adopt(upstream)

@@ -60,6 +60,7 @@ class RequestHead:
         "method",
         "target",
         "upgrade",
+        "verbatim",
     )
 
     def __init__(self, raw: bytes) -> None:
@@ -88,6 +89,8 @@ class RequestHead:
         self.chunked = False
         self.expects_continue = False
         self.upgrade = b""  # the protocols asked for
+        # The whole head where it can go on as it is; empty: it must be built.
+        self.verbatim = raw if self.http11 and start_line == b" ".join(words) else b""
         self._read_fields(_REQUEST_FIELDS.findall(raw.lower()))
         if not self.target.startswith(b"/"):
             self._read_special_target()
@@ -127,6 +130,7 @@ class RequestHead:
             elif name == b"upgrade" and b"upgrade" in options and value.find(b"h2c") < 0:
                 self.upgrade = field_value(self.lines, b"upgrade") if self.http11 else b""
         self.lines = _end_to_end(self.lines, options)
+        self.verbatim = b""
 
     def _read_special_target(self) -> None:
         if self.target == b"*" and self.method == b"OPTIONS":
@@ -135,6 +139,7 @@ class RequestHead:
             raise BadRequest("malformed request target")
         if self.method != b"CONNECT":
             self.has_host = True
+            self.verbatim = b""
             self.target, self.lines = _origin_form(self.method, self.target, self.lines)
 
 
@@ -151,6 +156,7 @@ class ResponseHead:
         "reason",
         "status",
         "upgrade",
+        "verbatim",
     )
 
     def __init__(self, raw: bytes) -> None:
@@ -175,6 +181,8 @@ class ResponseHead:
         self.chunked = False
         self.event_stream = False
         self.upgrade = b""
+        # The whole head where it can go on as it is, chunked or not; empty: it must be built.
+        self.verbatim = raw if http11 else b""
         hop_by_hop = False
         fields: _Fields = _RESPONSE_FIELDS.findall(raw.lower())
         for name, value in fields:
@@ -201,6 +209,8 @@ class ResponseHead:
                     self.keep_alive_s = float(hint[1])
             elif name == b"upgrade" and b"upgrade" in options:
                 self.upgrade = field_value(self.lines, b"upgrade")
+            if name not in (b"transfer-encoding", b"content-type", b"content-length"):
+                self.verbatim = b""
         self.lines = _end_to_end(self.lines, options)
 
 
@@ -210,6 +220,8 @@ def upstream_head(head: RequestHead, prefix: bytes, host: bytes | None) -> bytes
     `prefix` is the path under which the upstream lives, without a trailing slash; `host` replaces
     the Host field where the upstream must be called by its own name.
     """
+    if head.verbatim and host is None and not prefix:
+        return head.verbatim
     lines = head.lines
     if host is not None:
         lines = b"Host: " + host + b"\r\n" + drop_fields(lines, (b"host",))
@@ -224,6 +236,8 @@ def upstream_head(head: RequestHead, prefix: bytes, host: bytes | None) -> bytes
 
 def client_head(head: ResponseHead, *, chunked: bool, connection: bytes) -> bytes:
     """Build the head that goes to the client; `connection` is its Connection field, or empty."""
+    if head.verbatim and not connection and chunked == head.chunked:
+        return head.verbatim
     lines = head.lines
     if chunked:
         lines += b"Transfer-Encoding: chunked\r\n"

@@ -10,6 +10,7 @@ from ciuicflow.config import Address, Config
 from ciuicflow.errors import StartError
 from ciuicflow.gateway.deadlines import Deadlines
 from ciuicflow.gateway.handler import Handler
+from ciuicflow.gateway.inbox import Inbox
 from ciuicflow.gateway.server import ClientConnection
 
 _BACKLOG: Final = 4096  # connections that the kernel holds for us in a burst
@@ -18,7 +19,10 @@ _BACKLOG: Final = 4096  # connections that the kernel holds for us in a burst
 class ClientServer:
     """Listens, and holds what all client connections share."""
 
-    def __init__(self, config: Config, handler: Handler, deadlines: Deadlines) -> None:
+    def __init__(
+        self, config: Config, handler: Handler, deadlines: Deadlines, inbox: Inbox
+    ) -> None:
+        self.inbox = inbox
         self.handler = handler
         self._adopt(config)
         self.draining = False  # each connection is closed after its current answer

@@ -5,6 +5,7 @@ from typing import Final, cast
 
 from ciuicflow.config import Config, Upstream
 from ciuicflow.gateway.deadlines import Deadlines
+from ciuicflow.gateway.inbox import Inbox
 from ciuicflow.gateway.upstream import UpstreamConnection
 
 MAX_IDLE: Final = 512  # connections kept for further requests
@@ -13,7 +14,10 @@ MAX_IDLE: Final = 512  # connections kept for further requests
 class Pool:
     """Busy connections, and idle ones for the next request."""
 
-    def __init__(self, upstream: Upstream, config: Config, deadlines: Deadlines) -> None:
+    def __init__(
+        self, upstream: Upstream, config: Config, deadlines: Deadlines, inbox: Inbox
+    ) -> None:
+        self.inbox = inbox
         self._address = upstream.address
         self._tls = upstream.tls_context()
         self._deadlines = deadlines

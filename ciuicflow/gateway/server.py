@@ -90,6 +90,10 @@ class ClientConnection:
 
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""
+        self._server.inbox.put(self, data)
+
+    def received(self, data: bytes) -> None:
+        """See Reader."""
         if self._body is not None and self._exchange is not None:
             self._read_body(self._exchange, data)
         elif self._tunnel and self._exchange is not None:
@@ -105,11 +109,13 @@ class ClientConnection:
 
     def eof_received(self) -> None:
         """See asyncio.Protocol. A client that sends FIN is gone, as for nginx."""
+        self._server.inbox.handle()
         if self._exchange is not None:
             self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio.Protocol."""
+        self._server.inbox.handle()
         self._server.closed(self)
         if self._gone_timer is not None:
             self._gone_timer.cancel()

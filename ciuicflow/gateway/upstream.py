@@ -127,6 +127,10 @@ class UpstreamConnection:
 
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""
+        self._pool.inbox.put(self, data)
+
+    def received(self, data: bytes) -> None:
+        """See Reader."""
         exchange = self.exchange
         if exchange is None:  # bytes that nobody asked for must never meet the next request
             self.transport.abort()
@@ -143,10 +147,12 @@ class UpstreamConnection:
 
     def eof_received(self) -> None:
         """See asyncio.Protocol."""
+        self._pool.inbox.handle()
         self._eof = not _is_ragged(self.transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio.Protocol."""
+        self._pool.inbox.handle()
         self._pool.closed(self)
         exchange, self.exchange = self.exchange, None
         if exchange is None:
