@@ -6,7 +6,10 @@ request with 64 busy connections (measured), and one more poll that does not wai
 """
 
 import asyncio
-from typing import Protocol
+from typing import Final, Protocol
+
+# A full read is followed by the next (libuv: up to 32) unless its handling stops the reading.
+_LARGE_BYTES: Final = 65536
 
 
 class Reader(Protocol):
@@ -26,10 +29,12 @@ class Inbox:
         self._waiting: list[tuple[Reader, bytes]] = []
 
     def put(self, reader: Reader, data: bytes) -> None:
-        """Keep bytes until the end of the turn."""
+        """Keep bytes until the end of the turn; many of them are handled at once."""
         if not self._waiting:
             self._loop.call_soon(self.handle)
         self._waiting.append((reader, data))
+        if len(data) >= _LARGE_BYTES:
+            self.handle()
 
     def handle(self) -> None:
         """Hand everything out; whoever learns of an end of stream calls this first."""
