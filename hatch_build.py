@@ -45,11 +45,16 @@ class CustomBuildHook(BuildHookInterface[Any]):
             return
         os.chdir(self.root)
         directory = Path(tempfile.mkdtemp(prefix="ciuicflow-build-"))
+        self._directory = directory
         self._compile(directory)
         build_data["pure_python"] = False
         build_data["infer_tag"] = True
         for module in (directory / "lib").rglob("*.so"):
             build_data["force_include"][str(module)] = str(module.relative_to(directory / "lib"))
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        """Remove what was made on the way."""
+        shutil.rmtree(getattr(self, "_directory", ""), ignore_errors=True)
 
     def _compile(self, directory: Path) -> None:
         from mypyc.build import mypycify
@@ -72,7 +77,8 @@ class CustomBuildHook(BuildHookInterface[Any]):
 
 def _missing() -> str:
     """Return what compiling needs and is not here; empty: all is here."""
-    compiler = os.environ.get("CC") or (sysconfig.get_config_var("CC") or "cc").split()[0]
+    compiler = os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc"
+    compiler = compiler.split()[0]
     if not shutil.which(compiler):
         return f"the C compiler {compiler}"
     if not Path(sysconfig.get_path("include"), "Python.h").exists():

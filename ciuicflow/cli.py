@@ -171,8 +171,11 @@ def _run(work: Coroutine[Any, Any, None], loop: str) -> None:
 
 def _check(options: argparse.Namespace) -> int:
     checked = config.load(options.file, {})
+    if checked.tls is not None:
+        checked.tls.context()
     print(f"{options.file}: ok, {len(checked.upstreams)} upstream(s)")
     for upstream in checked.upstreams:
+        upstream.tls_context()
         models = ", ".join(upstream.models) if upstream.models is not None else "read from it"
         print(f"  {upstream.id}: {upstream.address}, models: {models}")
     return 0

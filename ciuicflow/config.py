@@ -103,7 +103,7 @@ class ServerTls(_Strict, frozen=True):
         context.set_alpn_protocols(["http/1.1"])
         try:
             context.load_cert_chain(self.cert_file, self.key_file)
-        except (OSError, ssl.SSLError) as error:
+        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
             raise StartError(
                 f"cannot load the certificate {self.cert_file} with the key {self.key_file}: "
                 f"{error}. Give PEM files that belong together in $.tls"
@@ -147,7 +147,7 @@ class Upstream(_Strict, frozen=True):
             return None
         try:
             context = ssl.create_default_context(cafile=self.ca_file)
-        except (OSError, ssl.SSLError) as error:
+        except (OSError, ValueError) as error:
             raise StartError(f"cannot load ca_file {self.ca_file} of {self.url}: {error}") from None
         context.set_alpn_protocols(["http/1.1"])
         if not self.verify:
@@ -244,7 +244,7 @@ def load(path: Path | None, overrides: dict[str, Any]) -> Config:
             data = yaml.safe_load(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
             raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
         if not isinstance(data, dict):
             raise ConfigError(f"{path}: expected a mapping with at least `upstreams`")

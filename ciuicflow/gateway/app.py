@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, Final
 
 import aiohttp
@@ -14,7 +14,7 @@ from ciuicflow.endpoint import EndpointState
 from ciuicflow.errors import ConfigError, StartError
 from ciuicflow.gateway.admin import AdminServer
 from ciuicflow.gateway.deadlines import Deadlines
-from ciuicflow.gateway.endpoints import EndpointTable
+from ciuicflow.gateway.endpoints import Endpoint, EndpointTable
 from ciuicflow.gateway.handler import Handler
 from ciuicflow.gateway.inbox import Inbox
 from ciuicflow.gateway.listener import ClientServer
@@ -52,7 +52,7 @@ class App:
         )
         self._prober = Prober(
             self._session,
-            self._probe_targets,
+            lambda: _probe_targets(self._endpoints),
             config.health,
             lambda state: self._metrics.upstream_failure(state.id, "probe"),
         )
@@ -68,6 +68,7 @@ class App:
         self._server = ClientServer(config, self._handler, self._deadlines, inbox)
         self._admin = AdminServer(self._metrics, self._not_ready, self._state)
         self._background: list[asyncio.Task[None]] = []
+        self._reloading = asyncio.Lock()
 
     # Service.
 
@@ -79,7 +80,7 @@ class App:
             await self._prober.probe_all()
         listen = await self._server.listen(self._config)
         loop = asyncio.get_running_loop()
-        self._background = [
+        self._background += [
             loop.create_task(self._prober.run()),
             loop.create_task(lag.measure(self._set_lag)),
         ]
@@ -87,15 +88,37 @@ class App:
 
     def reload(self) -> None:
         """See Service. A bad configuration changes nothing."""
-        try:
-            config = self._load()
-            self._check_unchanged(config)
-            self._server.configure(config)
-            self._endpoints.configure(config)
-        except (ConfigError, StartError) as error:
-            self._metrics.reload("failure")
-            log.error("configuration not reloaded, the old one stays", extra={"reason": str(error)})
-            return
+        task = asyncio.get_running_loop().create_task(self._reload())
+        self._background.append(task)
+        task.add_done_callback(self._background.remove)
+
+    async def _reload(self) -> None:
+        async with self._reloading:
+            try:
+                config = self._load()
+                self._check_unchanged(config)
+                if config.tls is not None:
+                    config.tls.context()
+                endpoints = self._endpoints.prepare(config)
+            except (ConfigError, StartError) as error:
+                self._metrics.reload("failure")
+                log.error(
+                    "configuration not reloaded, the old one stays", extra={"reason": str(error)}
+                )
+                return
+            # Which of several takes a request depends on their models: learn them first.
+            await asyncio.gather(
+                *(
+                    self._prober.read_models(target)
+                    for target in _probe_targets(endpoints.values())
+                    if target.reads_models and target.state.models is None
+                )
+            )
+            self._endpoints.adopt(endpoints, config)
+            self._adopt(config)
+
+    def _adopt(self, config: Config) -> None:
+        self._server.configure(config)
         if config.routing != self._config.routing:
             self._handler.policy = POLICIES[config.routing](random.Random())
         self._config = self._handler.config = config
@@ -149,18 +172,6 @@ class App:
             state, pool = endpoint.state, endpoint.pool
             yield EndpointSample(state.id, state.up, state.in_flight, pool.idle, pool.busy)
 
-    def _probe_targets(self) -> Iterator[ProbeTarget]:
-        several = len(self._endpoints) > 1
-        for endpoint in self._endpoints:
-            upstream = endpoint.upstream
-            yield ProbeTarget(
-                endpoint.state,
-                str(endpoint.address),
-                upstream.probe_headers,
-                endpoint.tls,
-                upstream.models is None and several,
-            )
-
     def _not_ready(self) -> list[str]:
         reasons = []
         if self._server.draining:
@@ -189,6 +200,19 @@ class App:
                 for endpoint in self._endpoints
             ],
         }
+
+
+def _probe_targets(endpoints: Collection[Endpoint]) -> Iterator[ProbeTarget]:
+    several = len(endpoints) > 1
+    for endpoint in endpoints:
+        upstream = endpoint.upstream
+        yield ProbeTarget(
+            endpoint.state,
+            str(endpoint.address),
+            upstream.probe_headers,
+            endpoint.tls,
+            upstream.models is None and several,
+        )
 
 
 def _describe(state: EndpointState) -> dict[str, Any]:

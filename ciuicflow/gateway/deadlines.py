@@ -62,6 +62,6 @@ class Deadlines:
 
     def _pass(self) -> None:
         now = time.monotonic()
+        self._timer = self._loop.call_later(self._period_s, self._pass)
         for waiting in [waiting for waiting in self._waiting if waiting.deadline <= now]:
             waiting.expire()
-        self._timer = self._loop.call_later(self._period_s, self._pass)

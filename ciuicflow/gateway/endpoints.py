@@ -19,9 +19,10 @@ class Endpoint:
     ) -> None:
         self.upstream = upstream
         self.address = upstream.address
-        self.tls: ssl.SSLContext | bool = upstream.tls_context() or True
+        tls = upstream.tls_context()
+        self.tls: ssl.SSLContext | bool = tls or True  # as aiohttp wants it
         self.state = EndpointState(EndpointId(upstream.id))
-        self.pool = Pool(upstream, config, deadlines, inbox)
+        self.pool = Pool(self.address, tls, config, deadlines, inbox)
         self.adopt(upstream)
 
     def adopt(self, upstream: Upstream) -> None:
@@ -58,6 +59,10 @@ class EndpointTable:
         """Go through the endpoints."""
         return iter(self._by_id.values())
 
+    def __contains__(self, endpoint: object) -> bool:
+        """Whether this endpoint is in use."""
+        return endpoint in self._by_id.values()
+
     def __len__(self) -> int:
         """Count them."""
         return len(self._by_id)
@@ -68,10 +73,13 @@ class EndpointTable:
         return any(state.models is not None for state in self.states)
 
     def configure(self, config: Config) -> None:
-        """Keep what stays, with its state and connections; add and retire the rest.
+        """Take over a configuration in one step; see prepare and adopt."""
+        self.adopt(self.prepare(config), config)
 
-        A retired endpoint's running exchanges end normally. Raises StartError, and then changes
-        nothing.
+    def prepare(self, config: Config) -> dict[EndpointId, Endpoint]:
+        """Return the endpoints of a configuration, those that stay among them.
+
+        Changes nothing in use. Raises StartError.
         """
         fresh: dict[EndpointId, Endpoint] = {}
         for upstream in config.upstreams:
@@ -82,6 +90,10 @@ class EndpointTable:
                 fresh[EndpointId(upstream.id)] = Endpoint(
                     upstream, config, self._deadlines, self._inbox
                 )
+        return fresh
+
+    def adopt(self, fresh: dict[EndpointId, Endpoint], config: Config) -> None:
+        """Use these endpoints from now on; running exchanges of retired ones end normally."""
         for upstream in config.upstreams:
             endpoint = fresh[EndpointId(upstream.id)]
             endpoint.adopt(upstream)

@@ -75,7 +75,7 @@ class Handler:
         elif self.endpoints.sole is not None:
             self.place(exchange)  # whatever it asks for, it asks that one
         elif is_model_list(head):
-            exchange.connecting = self._spawn(self._list_models(exchange))
+            exchange.connecting = self._spawn(exchange, self._list_models(exchange))
         elif head.method == b"POST" and exchange.has_body and self.endpoints.models_known:
             exchange.collect()  # the model is in the body: `collected` goes on
         else:
@@ -102,7 +102,7 @@ class Handler:
         if upstream is not None:
             exchange.attach(upstream)
         else:
-            exchange.connecting = self._spawn(self._connect(exchange, endpoint))
+            exchange.connecting = self._spawn(exchange, self._connect(exchange, endpoint))
 
     def _choose(self, exchange: Exchange, excluded: Collection[EndpointId] = ()) -> Endpoint | None:
         try:
@@ -157,7 +157,7 @@ class Handler:
         endpoint = exchange.endpoint
         assert endpoint is not None
         self._metrics.retry(endpoint.state.id)
-        exchange.connecting = self._spawn(self._connect(exchange, endpoint))
+        exchange.connecting = self._spawn(exchange, self._connect(exchange, endpoint))
 
     # 4. relay.py moves the bytes until the exchange ends.
 
@@ -235,10 +235,22 @@ class Handler:
         else:
             exchange.answer(listing.status, listing.body)
 
-    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _spawn(
+        self, exchange: Exchange, coroutine: Coroutine[Any, Any, None]
+    ) -> asyncio.Task[None]:
+        """Start what an exchange must wait for; it ends with the exchange, and the other way."""
+
+        def done(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            error = None if task.cancelled() else task.exception()
+            if error is not None:
+                log.error("a request failed in the gateway", exc_info=error)
+                exchange.connecting = None
+                exchange.refuse(Outcome.UPSTREAM_FAILED)
+
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(done)
         return task
 
 

@@ -43,7 +43,7 @@ class _Silent:
     """Wants no callbacks: httptools then only validates."""
 
 
-_SILENT: Final = _Silent()
+SILENT: Final = _Silent()
 
 
 class RequestHead:
@@ -70,7 +70,7 @@ class RequestHead:
         other versions than HTTP/1.0 and 1.1 and other transfer codings than chunked.
         """
         try:
-            httptools.HttpRequestParser(_SILENT).feed_data(raw)
+            httptools.HttpRequestParser(SILENT).feed_data(raw)
         except httptools.HttpParserUpgrade:
             pass
         except httptools.HttpParserError as error:
@@ -107,7 +107,8 @@ class RequestHead:
                 # llhttp: digits, once, never with Transfer-Encoding.
                 self.content_length = int(value)
             elif name == b"expect":
-                self.expects_continue = value.strip() == b"100-continue"
+                # RFC 9110 section 10.1.1: to be ignored in HTTP/1.0.
+                self.expects_continue = self.http11 and value.strip() == b"100-continue"
             else:
                 hop_by_hop = True
         if hosts != 1 and (self.http11 or hosts):
@@ -162,7 +163,7 @@ class ResponseHead:
     def __init__(self, raw: bytes) -> None:
         """Read a whole head, `raw` ending in its empty line. Raises BadResponse."""
         try:
-            httptools.HttpResponseParser(_SILENT).feed_data(raw)
+            httptools.HttpResponseParser(SILENT).feed_data(raw)
         except httptools.HttpParserUpgrade:
             pass
         except httptools.HttpParserError as error:
@@ -237,7 +238,7 @@ def upstream_head(head: RequestHead, prefix: bytes, host: bytes | None) -> bytes
 def client_head(head: ResponseHead, *, chunked: bool, connection: bytes) -> bytes:
     """Build the head that goes to the client; `connection` is its Connection field, or empty."""
     if head.verbatim and not connection and chunked == head.chunked:
-        return head.verbatim
+        return head.verbatim  # its Transfer-Encoding among the rest
     lines = head.lines
     if chunked:
         lines += b"Transfer-Encoding: chunked\r\n"

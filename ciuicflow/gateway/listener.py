@@ -51,6 +51,7 @@ class ClientServer:
                 address.port,
                 ssl=self._tls,
                 backlog=_BACKLOG,
+                ssl_handshake_timeout=config.timeouts.header_s if self._tls else None,
             )
         except OSError as error:
             raise cannot_listen("listen", address, error) from None

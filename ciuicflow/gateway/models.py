@@ -10,10 +10,10 @@ import msgspec
 
 from ciuicflow.gateway.endpoints import Endpoint
 from ciuicflow.gateway.headers import RequestHead, field_value
+from ciuicflow.runtime.fetch import read_whole
 
 log = logging.getLogger(__name__)
 
-MAX_LISTING_BYTES: Final = 16 << 20
 _PATHS: Final = (b"/v1/models", b"/models")  # DeepSeek's API has both
 
 
@@ -38,7 +38,7 @@ def model_in_body(body: bytes) -> str | None:
     """
     try:
         return _model_field.decode(body).model
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 
 
@@ -94,7 +94,7 @@ class ModelLister:
                 allow_redirects=False,
                 timeout=aiohttp.ClientTimeout(total=self.timeout_s),
             ) as response:
-                body = await response.content.read(MAX_LISTING_BYTES)
+                body = await read_whole(response)
                 return Listing(response.status, body)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             log.warning(
@@ -114,6 +114,6 @@ def _decode(listing: Listing) -> dict[str, Any] | None:
             isinstance(model["id"], str) for model in decoded["data"]
         ):
             return decoded
-    except (msgspec.DecodeError, KeyError, TypeError):
+    except (msgspec.DecodeError, KeyError, TypeError, RecursionError):
         pass
     return None

@@ -1,9 +1,11 @@
 """The connections to one upstream."""
 
 import asyncio
+import ssl
+import time
 from typing import Final, cast
 
-from ciuicflow.config import Config, Upstream
+from ciuicflow.config import Config, UpstreamUrl
 from ciuicflow.gateway.deadlines import Deadlines
 from ciuicflow.gateway.inbox import Inbox
 from ciuicflow.gateway.upstream import UpstreamConnection
@@ -15,11 +17,16 @@ class Pool:
     """Busy connections, and idle ones for the next request."""
 
     def __init__(
-        self, upstream: Upstream, config: Config, deadlines: Deadlines, inbox: Inbox
+        self,
+        address: UpstreamUrl,
+        tls: ssl.SSLContext | None,
+        config: Config,
+        deadlines: Deadlines,
+        inbox: Inbox,
     ) -> None:
         self.inbox = inbox
-        self._address = upstream.address
-        self._tls = upstream.tls_context()
+        self._address = address
+        self._tls = tls
         self._deadlines = deadlines
         self._open: set[UpstreamConnection] = set()
         self._idle: list[UpstreamConnection] = []  # last in, first out: the rest may age and close
@@ -45,11 +52,13 @@ class Pool:
         return len(self._open) - len(self._idle)
 
     def checkout(self) -> UpstreamConnection | None:
-        """Take an idle connection, or None."""
+        """Take an idle connection that may still be open, or None."""
+        now = time.monotonic()
         while self._idle:
             connection = self._idle.pop()
-            if not connection.transport.is_closing():
+            if connection.deadline > now and not connection.transport.is_closing():
                 return connection
+            connection.close()
         return None
 
     async def connect(self) -> UpstreamConnection:

@@ -101,6 +101,7 @@ class Exchange:
     def collect(self) -> None:
         """Gather the whole body before an endpoint is chosen; Handler.collected goes on."""
         self.collecting = True
+        self.client.read(True)
         self.send_continue()
         self._collect(self._held_bytes, done=self.request_done)
 
@@ -144,8 +145,7 @@ class Exchange:
         self.connecting = None
         self.upstream = upstream
         data = b"".join([endpoint.request_head(self.head), *self._held])
-        if self._held_bytes > HELD_BYTES:
-            self.client.read(True)
+        self.client.read(True)
         if not self.replayable:
             self._let_go()
         upstream.begin(self, data)
@@ -160,8 +160,6 @@ class Exchange:
         self._keeping = False
         self._held.clear()
         self._held_bytes = 0
-        if self._counted_bytes:
-            self._release_buffer()
 
     def send_continue(self) -> None:
         """Ask for the body (RFC 9110 section 10.1.1), once, where the client waits for that."""
@@ -206,10 +204,12 @@ class Exchange:
 
     def response_head(self, head: ResponseHead, body: bytes, *, done: bool) -> None:
         """Send the head on, with the framing that this client understands."""
-        if head.status == 101 and not self.head.upgrade:
-            raise BadResponse("101 that nobody asked for")
+        if head.status == 101 and not (self.head.upgrade and self.request_done):
+            raise BadResponse("101 that nobody asked for, or too early")
         if self._keeping:
             self._let_go()
+        if self._counted_bytes:
+            self._release_buffer()
         self.response_started = True
         self.status = head.status
         self._event_stream = head.event_stream
@@ -217,7 +217,8 @@ class Exchange:
             self._tunnel(head, body)
             return
         bodiless = self.head_request or head.status in (204, 304)
-        chunked = head.chunked and self.head.http11
+        # RFC 9112 section 6.1: no transfer coding in a 204.
+        chunked = head.chunked and self.head.http11 and head.status != 204
         if head.chunked and not chunked and not bodiless:
             self._dechunk = ChunkedBody()
         self._close_delimited = not (bodiless or chunked or head.content_length >= 0)

@@ -10,7 +10,7 @@ from ciuicflow.errors import BadRequest, ProtocolError, Unsupported
 from ciuicflow.gateway import responses, tcp
 from ciuicflow.gateway.deadlines import NEVER
 from ciuicflow.gateway.framing import BodyReader, ChunkedBody, LengthBody
-from ciuicflow.gateway.headers import RequestHead
+from ciuicflow.gateway.headers import SILENT, RequestHead
 from ciuicflow.gateway.relay import Exchange
 from ciuicflow.request import Outcome
 
@@ -32,19 +32,15 @@ _UNSUPPORTED: Final = {
 }
 
 
-class _Silent:
-    """Wants no callbacks: httptools then only validates."""
-
-
 class ClientConnection:
     """One client connection: requests one after the other, answered in order."""
 
     __slots__ = (
         "_acked_bytes",
         "_body",
+        "_ending",
         "_exchange",
         "_gone_timer",
-        "_lingering",
         "_paused_reading",
         "_pending",
         "_precheck",
@@ -65,7 +61,7 @@ class ClientConnection:
         self._body: BodyReader | None = None  # of the current request, while not all of it is here
         self._pending = bytearray()  # an unfinished head, or requests that wait for their turn
         self._precheck: httptools.HttpRequestParser | None = None  # has seen the unfinished head
-        self._lingering = False
+        self._ending = False  # whatever still comes is thrown away
         self._tunnel = False
         self._paused_reading = False
         self._gone_timer: asyncio.TimerHandle | None = None
@@ -94,6 +90,8 @@ class ClientConnection:
 
     def received(self, data: bytes) -> None:
         """See Reader."""
+        if self._ending:
+            return
         if self._body is not None and self._exchange is not None:
             self._read_body(self._exchange, data)
         elif self._tunnel and self._exchange is not None:
@@ -104,7 +102,7 @@ class ClientConnection:
                 self._read_head()
             elif len(self._pending) > PIPELINED_BYTES:
                 self.read(False)
-        elif not self._lingering:
+        else:
             self._start(data)
 
     def eof_received(self) -> None:
@@ -128,28 +126,41 @@ class ClientConnection:
         """See asyncio.Protocol."""
         self.writable = False
         self._acked_bytes = tcp.bytes_acked(self.transport)
-        self.deadline = self._server.body_deadline()
+        self._rearm()
         if self._exchange is not None:
             self._exchange.client_writable(False)
 
     def resume_writing(self) -> None:
         """See asyncio.Protocol."""
         self.writable = True
+        self._rearm()
         if self._exchange is not None:
-            self.deadline = NEVER
             self._exchange.client_writable(True)
 
     def expire(self) -> None:
         """Nothing came, or nothing was taken, in time."""
-        exchange = self._exchange
-        if not self.writable and self._still_taking():
-            return
-        if exchange is not None and self._body is not None and self.writable:
-            exchange.refuse(Outcome.REQUEST_TIMEOUT)
-        elif exchange is None and self._pending and not self._lingering:
+        if self.transport.is_closing() or not self.writable:
+            if not self._still_taking():
+                self.transport.abort()
+        elif self._exchange is not None:
+            self._exchange.refuse(Outcome.REQUEST_TIMEOUT)
+        elif self._pending:
             self._refuse(Outcome.REQUEST_TIMEOUT)
         else:
             self.transport.abort()
+
+    def _rearm(self) -> None:
+        """Set the deadline of what is waited for now, unless an end has set its own."""
+        if self._ending:
+            return
+        if not self.writable:
+            self.deadline = self._server.body_deadline()
+        elif self._exchange is None:
+            self.deadline = time.monotonic() + self._server.idle_s
+        elif self._body is not None and not self._paused_reading:
+            self.deadline = self._server.body_deadline()
+        else:  # the upstream is waited for, and has a deadline of its own
+            self.deadline = NEVER
 
     def _still_taking(self) -> bool:
         """Whether a slow reader has taken anything; if so it gets as much time again."""
@@ -171,7 +182,7 @@ class ClientConnection:
             return
         self._paused_reading = not wanted
         if self._body is not None:  # a client that is not being read is not late
-            self.deadline = NEVER if not wanted else self._server.body_deadline()
+            self._rearm()
         if wanted:
             self.transport.resume_reading()
         else:
@@ -194,9 +205,9 @@ class ClientConnection:
             if unread:
                 self._linger()
             else:
-                self.transport.close()
+                self._close()
             return
-        self.deadline = time.monotonic() + self._server.idle_s
+        self._rearm()
         if self._paused_reading:
             self.read(True)
         if self._pending:
@@ -210,20 +221,22 @@ class ClientConnection:
             tcp.reset_on_close(self.transport)
             if self.transport.get_extra_info("ssl_object") is not None:
                 # close would send close_notify, which says that all is well.
+                self._end(_TLS_FLUSH_S)
                 self._server.call_later(_TLS_FLUSH_S, self.transport.abort)
                 return
-        self.transport.close()
+        self._close()
 
     def close_idle(self) -> None:
-        """Close unless a request is being served or arriving."""
-        if self._exchange is None and not self._pending:
-            self.transport.close()
+        """Close unless a request is being served or arriving, or an answer is being taken."""
+        if self._exchange is None and not self._pending and not self._ending:
+            self._close()
 
     def shut_down(self) -> None:
         """Close whatever goes on: the drain time is over."""
         if self._exchange is not None:
             self._exchange.refuse(Outcome.SHUT_DOWN)
-        self.transport.abort()
+        else:
+            self.transport.abort()
 
     # Reading requests.
 
@@ -257,8 +270,9 @@ class ClientConnection:
         except BadRequest as error:
             self._refuse_bad(error)
             return
-        self.deadline = NEVER
         self._exchange = exchange = Exchange(self._server.handler, self, head, time.monotonic())
+        if self.writable:
+            self.deadline = NEVER
         if head.content_length > server.body_bytes:
             self._body = LengthBody(head.content_length)
             exchange.refuse(Outcome.BODY_TOO_LARGE, detail=f"over {server.body_bytes} bytes")
@@ -290,11 +304,11 @@ class ClientConnection:
             return False
         if body.done:
             self._body = None
-            self.deadline = NEVER
+            self._rearm()
             self._pending += data[taken:]
             data = data[:taken] if taken < len(data) else data
         else:
-            self.deadline = self._server.body_deadline()
+            self._rearm()
         exchange.request_body(data, done=body.done)
         return self._exchange is exchange
 
@@ -307,7 +321,7 @@ class ClientConnection:
         if self._precheck is None:
             if not data:
                 return
-            self._precheck = httptools.HttpRequestParser(_Silent())
+            self._precheck = httptools.HttpRequestParser(SILENT)
             self._prechecked_bytes = 0
             self.deadline = time.monotonic() + self._server.header_s
         try:
@@ -349,22 +363,34 @@ class ClientConnection:
 
     def _linger(self) -> None:
         """Close once the client has read the answer, or the time is over."""
-        self._lingering = True
-        self._pending.clear()
         self.read(True)
-        self.deadline = time.monotonic() + LINGER_S
+        self._end(LINGER_S)
         try:
             if self.transport.can_write_eof():
                 self.transport.write_eof()
         except OSError:  # the client has reset the connection: asyncio says so here
             self.transport.abort()
 
+    def _close(self) -> None:
+        """Close once the client has taken everything; one that takes nothing is cut."""
+        self._acked_bytes = tcp.bytes_acked(self.transport)
+        self._end(self._server.body_s)
+        self.transport.close()
+
+    def _end(self, wait_s: float) -> None:
+        """Take no more from the client, and wait so long for it."""
+        self._ending = True
+        self._pending.clear()
+        self.deadline = time.monotonic() + wait_s
+
     # Watching a client that is not being read.
 
     def _watch(self) -> None:
-        self._gone_timer = self._server.call_later(_GONE_CHECK_S, self._check_gone)
+        if self._gone_timer is None:
+            self._gone_timer = self._server.call_later(_GONE_CHECK_S, self._check_gone)
 
     def _check_gone(self) -> None:
+        self._gone_timer = None
         if not self._paused_reading or self.transport.is_closing():
             return
         if tcp.peer_has_left(self.transport):

@@ -36,4 +36,7 @@ def bytes_acked(transport: asyncio.BaseTransport) -> int:
 
 def _info(transport: asyncio.BaseTransport, length: int) -> bytes:
     sock = transport.get_extra_info("socket")
-    return bytes(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, length))
+    try:
+        return bytes(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, length))
+    except OSError:  # closed already, though nobody has been told yet
+        return bytes((_CLOSE,)) + bytes(length - 1)

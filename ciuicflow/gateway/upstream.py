@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 import httptools
 
-from ciuicflow.errors import BadResponse
+from ciuicflow.errors import BadResponse, ProtocolError
 from ciuicflow.gateway import tcp
 from ciuicflow.gateway.deadlines import NEVER
 from ciuicflow.gateway.headers import ResponseHead
@@ -84,7 +84,9 @@ class UpstreamConnection:
     def write(self, data: bytes) -> None:
         """Send more of the request, or of a tunnel."""
         self.transport.write(data)
-        if self._mode == _TUNNEL:
+        if self._mode == _HEAD:  # the upstream is not late while the request is still coming
+            self.deadline = time.monotonic() + self._pool.response_s
+        elif self._mode == _TUNNEL:
             self.deadline = time.monotonic() + self._pool.stall_s
 
     def read(self, wanted: bool) -> None:
@@ -92,11 +94,13 @@ class UpstreamConnection:
         if wanted is not self._reading_paused or self.transport.is_closing():
             return
         self._reading_paused = not wanted
-        # A client that takes nothing has its own deadline; silence is not the upstream's fault.
-        self.deadline = time.monotonic() + self._pool.stall_s if wanted else NEVER
         if wanted:
+            wait_s = self._pool.response_s if self._mode == _HEAD else self._pool.stall_s
+            self.deadline = time.monotonic() + wait_s
             self.transport.resume_reading()
         else:
+            # A client that takes nothing has its own deadline; this silence is not the upstream's.
+            self.deadline = NEVER
             self.transport.pause_reading()
 
     def abort(self) -> None:
@@ -141,7 +145,7 @@ class UpstreamConnection:
                 self._head(exchange, data)
             else:
                 self._body(exchange, data)
-        except BadResponse as error:
+        except ProtocolError as error:
             self.abort()
             exchange.upstream_lost(untouched=False, reason=f"malformed response: {error}")
 
@@ -154,6 +158,7 @@ class UpstreamConnection:
         """See asyncio.Protocol."""
         self._pool.inbox.handle()
         self._pool.closed(self)
+        self._parser = None  # it and this connection hold each other
         exchange, self.exchange = self.exchange, None
         if exchange is None:
             return
@@ -195,11 +200,11 @@ class UpstreamConnection:
         self._event_stream = head.event_stream
         self._frame(exchange, head, raw)
         data, done = self._take(data)
-        if done:
-            self._done(exchange)
-        else:
+        if not done:
             self.deadline = time.monotonic() + self._pool.stall_s
         exchange.response_head(head, data, done=done)
+        if done:
+            self._done(exchange)
 
     def _frame(self, exchange: "Exchange", head: ResponseHead, raw: bytes) -> None:
         """Decide how the end of the response is found (RFC 9112 section 6.3)."""
@@ -221,9 +226,9 @@ class UpstreamConnection:
         if not (self._event_stream and len(data) < _COMMENT_BYTES and is_only_comments(data)):
             self.deadline = time.monotonic() + self._pool.stall_s
         data, done = self._take(data)
+        exchange.response_body(data, done=done)
         if done:
             self._done(exchange)
-        exchange.response_body(data, done=done)
 
     def _take(self, data: bytes) -> tuple[bytes, bool]:
         """Return those bytes that belong to the response, and whether it ends with them."""
@@ -265,9 +270,9 @@ class UpstreamConnection:
         """Hand the connection back for the next request, or close it where it can't serve one."""
         reusable = self._keep_alive and exchange.request_done and not self._overrun
         self.exchange = None
-        if not reusable:
-            self.deadline = NEVER
-            self.transport.close()
+        if not reusable or self.transport.get_write_buffer_size():
+            # What it has not taken of an answered request, it need not take any more.
+            self.transport.abort()
             return
         if self._reading_paused:
             self.read(True)

@@ -71,7 +71,9 @@ class Metrics(Collector):
 
     def traffic(self, flow: str, tier: str) -> Traffic:
         """Return the counters of a flow and tier, for the request path to write to."""
-        return self._traffic.setdefault((flow, tier), Traffic())
+        if (flow, tier) not in self._traffic:
+            self._traffic[flow, tier] = Traffic()
+        return self._traffic[flow, tier]
 
     def upstream_failure(self, endpoint: str, reason: str) -> None:
         """Count a failed attempt; `reason` is a word of the caller's closed set."""

@@ -44,7 +44,10 @@ class FileWatch:
             seen = _signature(self._path)
             if seen is not None and seen != self._known:
                 self._known = seen
-                changed()
+                try:
+                    changed()
+                except Exception:
+                    log.exception("reload failed")
 
 
 async def run(service: Service, *, ready: Callable[[str], None], watch: FileWatch | None) -> None:

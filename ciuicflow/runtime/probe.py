@@ -11,12 +11,12 @@ import msgspec
 
 from ciuicflow.endpoint import EndpointState
 from ciuicflow.routing.health import HealthPolicy, record_failure, record_probe_success
+from ciuicflow.runtime.fetch import read_whole
 
 log = logging.getLogger(__name__)
 
 # Models change when an engine restarts, which its health shows, or by hot loading: rarely.
 MODELS_EVERY_ROUNDS: Final = 10
-MAX_MODELS_BYTES: Final = 16 << 20
 
 
 class ProbeTarget(msgspec.Struct, frozen=True):
@@ -57,7 +57,10 @@ class Prober:
         """Probe until cancelled."""
         while True:
             await asyncio.sleep(self.policy.interval_s)
-            await self.probe_all()
+            try:
+                await self.probe_all()
+            except Exception:
+                log.exception("a round of probes failed")
 
     async def probe_all(self) -> None:
         """Probe every target once, all at the same time; takes at most twice the timeout."""
@@ -77,7 +80,7 @@ class Prober:
         if came_up:
             log.info("endpoint is up again", extra={"endpoint": state.id})
         if target.reads_models and (models_due or came_up or state.models is None):
-            await self._read_models(target)
+            await self.read_models(target)
 
     async def _is_well(self, target: ProbeTarget) -> tuple[bool, str]:
         """Any answer below 500 will do: not every server has a health path."""
@@ -87,11 +90,11 @@ class Prober:
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             return False, str(error) or type(error).__name__
 
-    async def _read_models(self, target: ProbeTarget) -> None:
+    async def read_models(self, target: ProbeTarget) -> None:
         """Replace what is known of the endpoint's models, if it says."""
         try:
             async with self._get(target, "/v1/models") as response:
-                body = await response.content.read(MAX_MODELS_BYTES)
+                body = await read_whole(response)
                 if response.status == 200:
                     models = msgspec.json.decode(body, type=_ModelList).data
                     target.state.models = frozenset(model.id for model in models)
