@@ -110,9 +110,17 @@ async def running(
         pid = child.pid
         if recipe.label == NGINX:
             procfs.pin(pid, core)
-            (pid,) = procfs.children(pid)
+            pid = await _worker_of(pid)
         procfs.pin(pid, core)
         yield Target(recipe.label, port, pid)
+
+
+async def _worker_of(pid: int) -> int:
+    """Return nginx's one worker, which is forked after the port is open. Raises TimeoutError."""
+    async with asyncio.timeout(_ANSWER_S):
+        while not (workers := procfs.children(pid)):
+            await asyncio.sleep(0.01)
+    return workers[0]
 
 
 def _command(recipe: Recipe, upstream_port: int, directory: Path) -> tuple[str, ...]:
