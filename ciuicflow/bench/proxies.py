@@ -116,11 +116,13 @@ async def running(
 
 
 async def _worker_of(pid: int) -> int:
-    """Return nginx's one worker, which is forked after the port is open. Raises TimeoutError."""
-    async with asyncio.timeout(_ANSWER_S):
-        while not (workers := procfs.children(pid)):
-            await asyncio.sleep(0.01)
-    return workers[0]
+    """Return nginx's one worker, which is forked after the port is open. Raises LoadFailed."""
+    for _ in range(int(_ANSWER_S / 0.01)):
+        workers = procfs.children(pid)
+        if workers:
+            return workers[0]
+        await asyncio.sleep(0.01)
+    raise LoadFailed(f"nginx (process {pid}) started no worker")
 
 
 def _command(recipe: Recipe, upstream_port: int, directory: Path) -> tuple[str, ...]:
