@@ -72,6 +72,20 @@ class Client(Wire):
         self.send(wire.request_bytes(method, target, headers, body))
         return self.response(method)
 
+    def push(self, data: bytes, blocked_s: float = 0.5) -> int:
+        """Send as much as the other side takes; return how much when it takes no more."""
+        before, sent = self.sock.gettimeout(), 0
+        self.sock.settimeout(blocked_s)
+        view = memoryview(data)
+        try:
+            while sent < len(data):
+                sent += self.sock.send(view[sent : sent + 65536])
+        except TimeoutError:
+            pass
+        finally:
+            self.sock.settimeout(before)
+        return sent
+
     def send_ignoring_close(self, data: bytes) -> None:
         """Send although the peer may have closed already: the answer is what counts."""
         try:

@@ -43,7 +43,7 @@ class Exchange:
         self.request = request
         self.connection = connection
 
-    def send(self, data: bytes) -> None:
+    def send(self, data: bytes | memoryview) -> None:
         self.connection.send(data)
 
     def read_body(self) -> bytes:

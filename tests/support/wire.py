@@ -5,6 +5,7 @@ Written apart from the gateway's parser on purpose: the tests must not share its
 
 from __future__ import annotations
 
+import hashlib
 import socket
 import struct
 import time
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 CRLF = b"\r\n"
+RECORD_BYTES = 8 << 20  # of one connection; long transfers must not fill the test's memory
 LAST_CHUNK = b"0\r\n\r\n"
 
 Headers = list[tuple[bytes, bytes]]
@@ -66,14 +68,15 @@ class Wire:
         self.sock = sock
         self.end: End | None = None
         self.arrivals: list[tuple[float, bytes]] = []
+        self._recorded = 0
         self._pending = bytearray()
 
     @property
     def received(self) -> bytes:
-        """Everything that ever arrived."""
+        """Everything that ever arrived, up to the bound of the record."""
         return b"".join(data for _, data in self.arrivals)
 
-    def send(self, data: bytes) -> None:
+    def send(self, data: bytes | memoryview) -> None:
         self.sock.sendall(data)
 
     def fill(self) -> bool:
@@ -90,7 +93,9 @@ class Wire:
         if not data:
             self.end = "fin"
             return False
-        self.arrivals.append((time.monotonic(), data))
+        if self._recorded < RECORD_BYTES:
+            self.arrivals.append((time.monotonic(), data))
+            self._recorded += len(data)
         self._pending += data
         return True
 
@@ -112,6 +117,18 @@ class Wire:
         data = bytes(self._pending[:count])
         del self._pending[:count]
         return data
+
+    def digest(self, count: int) -> bytes:
+        """SHA-256 of that many bytes, of which none is kept."""
+        digest = hashlib.sha256()
+        while count:
+            if not self._pending and not self.fill():
+                raise EndedError(f"{self.end} with {count} bytes to come")
+            piece = self._pending[:count]
+            digest.update(piece)
+            count -= len(piece)
+            del self._pending[: len(piece)]
+        return digest.digest()
 
     def until(self, marker: bytes) -> bytes:
         """Everything up to and including these bytes."""

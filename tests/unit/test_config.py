@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from ciuicflow.config import Address, Upstream, UpstreamUrl, decode, load
-from ciuicflow.errors import ConfigError
+from ciuicflow.config import Address, ServerTls, Upstream, UpstreamUrl, decode, load
+from ciuicflow.errors import ConfigError, StartError
 
 URL = {"url": "http://127.0.0.1:8000"}
 
@@ -97,3 +97,23 @@ def test_only_https_upstreams_are_called_by_their_own_name_unless_configured() -
     assert Upstream(url="https://h").own_host
     assert Upstream(url="http://h", host="upstream").own_host
     assert not Upstream(url="https://h", host="preserve").own_host
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["listen: 2024-13-45", "x: " + "[" * 700 + "]" * 700],
+    ids=["a date that is none", "nested too deep"],
+)
+def test_what_the_yaml_parser_stumbles_over_is_refused_by_name(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("upstreams: [{url: http://a}]\n" + text)
+    with pytest.raises(ConfigError, match=r"c\.yaml"):
+        load(file, {})
+
+
+def test_a_file_name_that_cannot_be_one_is_refused() -> None:
+    upstream = Upstream(url="https://h", ca_file="a\0b")
+    with pytest.raises(StartError, match="ca_file"):
+        upstream.tls_context()
+    with pytest.raises(StartError, match="certificate"):
+        ServerTls(cert_file="a\0b", key_file="a\0b").context()

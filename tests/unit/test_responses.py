@@ -63,6 +63,8 @@ def test_the_model_in_a_path(target: bytes, model: str | None) -> None:
         (b"", None),
         (b'{"model":"\xff"}', None),
         (b"[" * 100_000, None),
+        (b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}", None),
+        (b'{"model":' + b"[" * 100_000 + b"]" * 100_000 + b"}", None),
     ],
 )
 def test_the_model_in_a_body(body: bytes, model: str | None) -> None:
