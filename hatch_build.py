@@ -26,6 +26,7 @@ COMPILED = [
     "ciuicflow/gateway/pool.py",
     "ciuicflow/gateway/relay.py",
     "ciuicflow/gateway/server.py",
+    "ciuicflow/gateway/sse.py",
     "ciuicflow/gateway/upstream.py",
     "ciuicflow/observability/quantiles.py",
     "ciuicflow/observability/traffic.py",
