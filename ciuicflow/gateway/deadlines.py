@@ -64,4 +64,8 @@ class Deadlines:
         now = time.monotonic()
         self._timer = self._loop.call_later(self._period_s, self._pass)
         for waiting in [waiting for waiting in self._waiting if waiting.deadline <= now]:
-            waiting.expire()
+            try:
+                waiting.expire()
+            except Exception as error:  # noqa: BLE001 - the others have waited too long as well
+                context = {"message": "a deadline failed", "exception": error}
+                self._loop.call_exception_handler(context)

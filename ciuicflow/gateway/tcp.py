@@ -18,7 +18,8 @@ def send_at_once(transport: asyncio.BaseTransport) -> None:
 def reset_on_close(transport: asyncio.BaseTransport) -> None:
     """Make close send RST: struct linger {on, 0 s}."""
     sock = transport.get_extra_info("socket")
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    if sock is not None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
 
 
 def peer_has_left(transport: asyncio.BaseTransport) -> bool:
@@ -36,7 +37,11 @@ def bytes_acked(transport: asyncio.BaseTransport) -> int:
 
 def _info(transport: asyncio.BaseTransport, length: int) -> bytes:
     sock = transport.get_extra_info("socket")
+    # Closed already, though nobody has been told yet: asyncio's TLS then has no socket.
+    closed = bytes((_CLOSE,)) + bytes(length - 1)
+    if sock is None:
+        return closed
     try:
         return bytes(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, length))
-    except OSError:  # closed already, though nobody has been told yet
-        return bytes((_CLOSE,)) + bytes(length - 1)
+    except OSError:
+        return closed

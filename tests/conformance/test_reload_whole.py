@@ -94,7 +94,7 @@ def test_models_are_known_before_a_second_upstream_takes_requests(
     reload_and_wait(gateway, config(one, other, health=health))
     one.reset()
     for _ in range(4):
-        for model in (b"ma", b"mb"):
+        for model in (b"ma", b"ma", b"mb"):
             assert gateway.fetch("POST", "/", body=b'{"model":"%s"}' % model).status == 200
     assert {request.body for request in one.requests} == {b'{"model":"ma"}'}
     assert {request.body for request in other.requests} == {b'{"model":"mb"}'}

@@ -1,6 +1,7 @@
 """Full-length runs, outside the normal suite: `pytest -m soak tests/soak`.
 
-SOAK_SILENCE_S shortens the silence, SOAK_REQUESTS the accounting run.
+SOAK_SILENCE_S shortens the silence, SOAK_REQUESTS the accounting run. Run it alone: it needs most
+of a host's ephemeral ports.
 """
 
 import asyncio
