@@ -23,7 +23,7 @@ from support.wire import (
     response_bytes,
 )
 
-SETTINGS: dict[str, Any] = {"timeouts": {"header_s": 0.15, "idle_s": 0.4, "body_s": 0.15}}
+SETTINGS: dict[str, Any] = {"timeouts": {"header_s": 0.3, "idle_s": 5.0, "body_s": 0.3}}
 
 LONGER = os.environ.get("FUZZ_EXAMPLES")
 fuzzed = settings(
