@@ -23,7 +23,7 @@ from support.wire import (
     response_bytes,
 )
 
-SETTINGS: dict[str, Any] = {"timeouts": {"header_s": 0.3, "idle_s": 5.0, "body_s": 0.3}}
+SETTINGS: dict[str, Any] = {"timeouts": {"header_s": 0.25, "idle_s": 1.0, "body_s": 0.25}}
 
 LONGER = os.environ.get("FUZZ_EXAMPLES")
 fuzzed = settings(
