@@ -52,7 +52,7 @@ class App:
         )
         self._prober = Prober(
             self._session,
-            lambda: _probe_targets(self._endpoints),
+            lambda: _probe_targets(list(self._endpoints)),
             config.health,
             lambda state: self._metrics.upstream_failure(state.id, "probe"),
         )

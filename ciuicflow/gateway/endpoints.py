@@ -49,7 +49,7 @@ class EndpointTable:
         self._by_id: dict[EndpointId, Endpoint] = {}
         self.states: tuple[EndpointState, ...] = ()
         self.sole: Endpoint | None = None  # where there is just one
-        self.configure(config)
+        self.adopt(self.prepare(config), config)
 
     def __getitem__(self, endpoint_id: EndpointId) -> Endpoint:
         """Return the endpoint with this id."""
@@ -59,10 +59,6 @@ class EndpointTable:
         """Go through the endpoints."""
         return iter(self._by_id.values())
 
-    def __contains__(self, endpoint: object) -> bool:
-        """Whether this endpoint is in use."""
-        return endpoint in self._by_id.values()
-
     def __len__(self) -> int:
         """Count them."""
         return len(self._by_id)
@@ -71,10 +67,6 @@ class EndpointTable:
     def models_known(self) -> bool:
         """Whether it can matter which model a request names."""
         return any(state.models is not None for state in self.states)
-
-    def configure(self, config: Config) -> None:
-        """Take over a configuration in one step; see prepare and adopt."""
-        self.adopt(self.prepare(config), config)
 
     def prepare(self, config: Config) -> dict[EndpointId, Endpoint]:
         """Return the endpoints of a configuration, those that stay among them.
