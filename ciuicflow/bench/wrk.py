@@ -23,7 +23,7 @@ wrk.method = "POST"
 wrk.headers["Content-Type"] = "application/json"
 wrk.headers["Authorization"] = "Bearer sk-none"
 wrk.body = {body}
-{delay}
+{extra}
 function done(summary, latency, requests)
   local errors = summary.errors
   print(string.format(
@@ -31,6 +31,15 @@ function done(summary, latency, requests)
     '"failures":{{"connect":%d,"read":%d,"write":%d,"status":%d,"timeout":%d}}}}',
     summary.requests, summary.duration, latency:percentile(50), latency:percentile(99),
     errors.connect, errors.read, errors.write, errors.status, errors.timeout))
+end
+"""
+
+_NEW_HEADS: Final = """\
+local sent = 0
+function request()
+  sent = sent + 1
+  wrk.headers["X-Request-Id"] = string.format("%032x", sent)
+  return wrk.format()
 end
 """
 
@@ -66,10 +75,12 @@ def require_wrk() -> str:
 
 def script(load: Load) -> str:
     """Return the Lua script that drives this load."""
-    delay = ""
+    extra = ""
     if load.think_ms is not None:
-        delay = "function delay() return math.random({}, {}) end".format(*load.think_ms)
-    return _SCRIPT.format(body=load.lua_body(), delay=delay)
+        extra = "function delay() return math.random({}, {}) end".format(*load.think_ms)
+    elif load.new_heads:
+        extra = _NEW_HEADS
+    return _SCRIPT.format(body=load.lua_body(), extra=extra)
 
 
 def parse(output: str) -> WrkResult:

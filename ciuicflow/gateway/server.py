@@ -10,7 +10,7 @@ from ciuicflow.errors import BadRequest, ProtocolError, Unsupported
 from ciuicflow.gateway import responses, tcp
 from ciuicflow.gateway.deadlines import NEVER
 from ciuicflow.gateway.framing import BodyReader, ChunkedBody, LengthBody
-from ciuicflow.gateway.headers import SILENT, RequestHead
+from ciuicflow.gateway.headers import SILENT, read_request_head
 from ciuicflow.gateway.relay import Exchange
 from ciuicflow.request import Outcome
 
@@ -266,7 +266,7 @@ class ClientConnection:
             return
         self._precheck = None
         try:
-            head = RequestHead(data[:end])
+            head = read_request_head(data[:end])
         except BadRequest as error:
             self._refuse_bad(error)
             return

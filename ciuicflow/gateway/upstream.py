@@ -10,7 +10,7 @@ import httptools
 from ciuicflow.errors import BadResponse, ProtocolError
 from ciuicflow.gateway import tcp
 from ciuicflow.gateway.deadlines import NEVER
-from ciuicflow.gateway.headers import ResponseHead
+from ciuicflow.gateway.headers import ResponseHead, read_response_head
 from ciuicflow.gateway.sse import is_only_comments
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ class UpstreamConnection:
                 self._partial = data
                 return
             raw, data = data[:end], data[end:]
-            head = ResponseHead(raw)
+            head = read_response_head(raw)
             if head.status >= 200 or head.status == 101:
                 break
             exchange.response_interim(head)

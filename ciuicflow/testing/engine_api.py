@@ -43,6 +43,8 @@ class _Body(msgspec.Struct, frozen=True, kw_only=True):
     n: int | None = None
     priority: int | None = None
     ignore_eos: bool | None = None
+    answer_tokens: TokenCount | None = None
+    """How long the answer is by itself: no engine has this, load tests choose lengths with it."""
 
     @property
     def token_limit(self) -> int | None:
@@ -120,7 +122,8 @@ def _decode(body: bytes, kind: type[BodyT]) -> BodyT:
 def _job(body: _Body, prompt: str, seed: int, reasoning: bool) -> Job:
     speech = Speech(prompt, seed)
     limit = body.token_limit
-    tokens = min(speech.natural_tokens, limit or speech.natural_tokens)
+    natural = body.answer_tokens or speech.natural_tokens
+    tokens = min(natural, limit or natural)
     if body.ignore_eos and limit:
         tokens = limit
     pieces = speech.pieces(tokens)
