@@ -27,6 +27,13 @@ class Outcome(StrEnum):
     NO_ENDPOINT = "no_endpoint"  # none could be connected to
     OVERLOADED = "overloaded"  # a bound of the gateway itself: buffered bytes, connections
     SHUT_DOWN = "shut_down"  # cut when the drain time was over
+    # Of opted-in requests only.
+    UNKNOWN_KEY = "unknown_key"  # a known API key is required
+    QUEUE_FULL = "queue_full"  # its tier, or the gateway, holds too many
+    QUEUE_BYTES = "queue_bytes"  # the bodies that wait are too large in sum
+    DEADLINE_INFEASIBLE = "deadline_infeasible"  # it would wait longer than it may
+    QUEUE_TIMEOUT = "queue_timeout"  # its deadline or its tier's longest wait has passed
+    DISPLACED = "displaced"  # gave its place in the queue to a higher tier or a lighter tenant
 
     # Enum's own is Python code: 3 500 instructions more for every counted request (measured).
     __hash__ = str.__hash__

@@ -6,7 +6,7 @@ import msgspec
 
 from ciuicflow.endpoint import EndpointId
 from ciuicflow.flowcontrol.cost import Cost
-from ciuicflow.flowcontrol.outcomes import QueueOutcome
+from ciuicflow.request import Outcome
 
 RequestId = int
 """Chosen by the driver; in use once at a time."""
@@ -72,7 +72,7 @@ class Refuse(msgspec.Struct, frozen=True, gc=False):
 
     id: RequestId
     tier: str
-    outcome: QueueOutcome
+    outcome: Outcome
     waited_s: float
     retry_after_s: float
 

@@ -4,11 +4,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from ciuicflow.flowcontrol.lanes import Lane
-from ciuicflow.flowcontrol.outcomes import QueueOutcome
 from ciuicflow.flowcontrol.queue import Entry
 from ciuicflow.flowcontrol.tiers import FlowConfig, TierConfig
+from ciuicflow.request import Outcome
 
-Verdict = tuple[Entry, QueueOutcome]
+Verdict = tuple[Entry, Outcome]
 
 
 class QueueBounds:
@@ -49,8 +49,8 @@ class QueueBounds:
         excess = sum(self.bytes) - config.queue_bytes
         if excess > 0 or self._tenant_bytes[entry.tenant] > config.queue_bytes / 2:
             if excess <= 0 or sum(self.bytes[tier + 1 :]) < excess:
-                return entry, QueueOutcome.REJECTED_BYTES
-            return self._lowest(tier, lanes) or (entry, QueueOutcome.REJECTED_BYTES)
+                return entry, Outcome.QUEUE_BYTES
+            return self._lowest(tier, lanes) or (entry, Outcome.QUEUE_BYTES)
         if self.entries[tier] > self._tiers[tier].queue_entries:
             return self._heaviest(entry, lanes)
         if sum(self.entries) > config.queue_entries:
@@ -62,7 +62,7 @@ class QueueBounds:
             if self.entries[tier]:
                 newest = [lane.queues[tier].newest() for lane in lanes if lane.queues[tier]]
                 victim = max(newest, key=lambda entry: entry.seq)
-                return victim, QueueOutcome.EVICTED_DISPLACED
+                return victim, Outcome.DISPLACED
         return None
 
     def _heaviest(self, entry: Entry, lanes: Iterable[Lane]) -> Verdict:
@@ -70,5 +70,5 @@ class QueueBounds:
         victim, length = max(queues, key=len).newest_of_longest()
         own = max(queue.length_of(entry.tenant) for queue in queues)
         if victim.tenant == entry.tenant or length <= own:
-            return entry, QueueOutcome.REJECTED_QUEUE_FULL
-        return victim, QueueOutcome.EVICTED_DISPLACED
+            return entry, Outcome.QUEUE_FULL
+        return victim, Outcome.DISPLACED

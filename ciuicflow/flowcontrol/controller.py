@@ -26,12 +26,12 @@ from ciuicflow.flowcontrol.bounds import QueueBounds
 from ciuicflow.flowcontrol.cost import Cost, CostModel, Usage
 from ciuicflow.flowcontrol.lanes import Lane
 from ciuicflow.flowcontrol.ledger import EndpointLedger
-from ciuicflow.flowcontrol.outcomes import QueueOutcome
 from ciuicflow.flowcontrol.placement import Pick, Placed, Placement, least_load
 from ciuicflow.flowcontrol.queue import Entry
 from ciuicflow.flowcontrol.snapshot import FlowState, ledger_state, tier_state
 from ciuicflow.flowcontrol.tiers import FlowConfig
 from ciuicflow.flowcontrol.topology import Topology
+from ciuicflow.request import Outcome
 
 _GARBAGE: Final = 64  # dead heap items that are not worth a rebuild
 _RETRY_S: Final = (1.0, 60.0)  # bounds of Retry-After
@@ -49,8 +49,10 @@ class FlowController:
 
     def __init__(self, config: FlowConfig, pick: Pick = least_load) -> None:
         self.costs = CostModel(config.output_weight)
-        self.outcomes: Counter[tuple[str, QueueOutcome]] = Counter()
-        """How many requests of each tier had each outcome."""
+        self.dispatched: Counter[str] = Counter()
+        """How many requests of each tier were sent on."""
+        self.outcomes: Counter[tuple[str, Outcome]] = Counter()
+        """How many requests of each tier left the queue otherwise."""
         self.topology = Topology()
         self._pick = pick
         self._queued: dict[RequestId, Entry] = {}
@@ -78,10 +80,10 @@ class FlowController:
         cost = self.costs.estimate(item.tenant, item.body_bytes, item.max_tokens)
         entry = self._entry(now, item, tier, cost, lane)
         if lane is None or not lane.up:
-            return [self._refusal(now, entry, QueueOutcome.REJECTED_NO_ENDPOINT)]
+            return [self._refusal(now, entry, Outcome.NO_ENDPOINT)]
         wait_s = lane.predict_wait_s(now, tier, item.tenant)
         if entry.expires_s <= now or (wait_s is not None and now + wait_s > entry.expires_s):
-            return [self._refusal(now, entry, QueueOutcome.REJECTED_DEADLINE)]
+            return [self._refusal(now, entry, Outcome.DEADLINE_INFEASIBLE)]
         if not lane.waiting:  # the common case: nothing to overtake, no queue to pass through
             placed = self._placement.place(now, lane, entry, lane.ledgers)
             if placed is not None:
@@ -171,7 +173,7 @@ class FlowController:
                 streams=entry.streams,
                 share=self._placement.share(entry),
             )
-        self.outcomes[tier.name, QueueOutcome.DISPATCHED] += 1
+        self.dispatched[tier.name] += 1
         return Dispatch(entry.id, tier.name, legs, now - entry.enqueued_s, placed.reason)
 
     # 3. What happens to a request that was dispatched.
@@ -245,7 +247,7 @@ class FlowController:
         lane = self.topology.lane(entry.model)
         was_first = lane is not None and self._is_first(lane, entry)
         self._drop(entry)
-        self.outcomes[self.tiers[entry.tier].name, QueueOutcome.CANCELLED] += 1
+        self.outcomes[self.tiers[entry.tier].name, Outcome.CLIENT_GONE] += 1
         actions: list[Action] = []
         if was_first and lane is not None:  # what waited behind it may fit where it did not
             self._run(now, lane, actions)
@@ -263,11 +265,11 @@ class FlowController:
         for endpoint in running.legs:
             self.topology.ledgers[endpoint].release(now, id_, None)
         self._charge(entry, -entry.cost.work)
-        self.outcomes[self.tiers[entry.tier].name, QueueOutcome.DISPATCHED] -= 1
+        self.dispatched[self.tiers[entry.tier].name] -= 1
         entry.excluded = (*entry.excluded, failed)
         lane = self.topology.lane(entry.model)
         if lane is None or not lane.serves(entry):
-            return [self._refusal(now, entry, QueueOutcome.REJECTED_NO_ENDPOINT)]
+            return [self._refusal(now, entry, Outcome.NO_ENDPOINT)]
         self._push(now, lane, entry)
         actions: list[Action] = []
         self._run(now, lane, actions)
@@ -277,21 +279,21 @@ class FlowController:
 
     # 4. What happens beside requests.
 
-    def enter_bypass(self, now: float, endpoint: EndpointId, body_bytes: int) -> int:
-        """Count a bypass request that goes to an endpoint now; return the tokens to leave with."""
-        ledger = self.topology.ledgers.get(endpoint)
-        if ledger is None:
-            return 0
-        tokens = self.costs.estimate("", body_bytes, None).held_tokens
-        ledger.bypass(now, 1, tokens)
-        return tokens
+    def bypass(
+        self, now: float, endpoint: EndpointId, requests: int, body_bytes: int, arrived: int
+    ) -> list[Action]:
+        """Say how many bypass requests an endpoint has now, and how many came since the last call.
 
-    def leave_bypass(self, now: float, endpoint: EndpointId, tokens: int) -> list[Action]:
-        """Count out a bypass request, with the tokens that `enter_bypass` returned."""
+        `body_bytes`: of all those that it has. They are never held, only counted.
+        """
         actions: list[Action] = []
         ledger = self.topology.ledgers.get(endpoint)
-        if ledger is not None and tokens:
-            ledger.bypass(now, -1, -tokens)
+        if ledger is None:
+            return actions
+        each = self.costs.estimate("", body_bytes // max(requests, 1), None).held_tokens
+        fewer = requests < ledger.bypass_requests
+        ledger.bypass(now, requests, requests * each, arrived * each)
+        if fewer:
             self._freed(now, ledger, actions)
         return actions
 
@@ -306,7 +308,7 @@ class FlowController:
         actions: list[Action] = []
         for entry in self.topology.update(now, endpoints):
             self._forget(entry)
-            actions.append(self._refusal(now, entry, QueueOutcome.EVICTED_NO_ENDPOINT))
+            actions.append(self._refusal(now, entry, Outcome.NO_ENDPOINT))
         for lane in self.topology.by_urgency():
             self._run(now, lane, actions)
         return actions
@@ -337,9 +339,7 @@ class FlowController:
                 self._drop(entry)
                 lane = self.topology.lane(entry.model)
                 is_up = lane is not None and lane.up
-                outcome = (
-                    QueueOutcome.EVICTED_TIMEOUT if is_up else QueueOutcome.EVICTED_NO_ENDPOINT
-                )
+                outcome = Outcome.QUEUE_TIMEOUT if is_up else Outcome.NO_ENDPOINT
                 actions.append(self._refusal(now, entry, outcome))
         for ledger in self.topology.ledgers.values():
             ledger.advance(now)
@@ -364,7 +364,15 @@ class FlowController:
         lanes = list(self.topology.lanes)
         return FlowState(
             tiers=tuple(
-                tier_state(now, index, tier, lanes, self._bounds, self.outcomes)
+                tier_state(
+                    now,
+                    index,
+                    tier,
+                    lanes,
+                    self._bounds,
+                    self.dispatched[tier.name],
+                    self.outcomes,
+                )
                 for index, tier in enumerate(self.tiers)
             ),
             endpoints=tuple(map(ledger_state, self.topology.ledgers.values())),
@@ -400,7 +408,7 @@ class FlowController:
         if lane is not None and work:
             lane.queues[entry.tier].charge(entry.tenant, work)
 
-    def _refusal(self, now: float, entry: Entry, outcome: QueueOutcome) -> Refuse:
+    def _refusal(self, now: float, entry: Entry, outcome: Outcome) -> Refuse:
         lane = self.topology.lane(entry.model)
         wait_s = lane.predict_wait_s(now, entry.tier, entry.tenant) if lane is not None else None
         retry_s = min(max(wait_s or 0.0, _RETRY_S[0]), _RETRY_S[1])

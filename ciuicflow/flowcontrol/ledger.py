@@ -179,12 +179,12 @@ class EndpointLedger:
         self.observer.released(now, id_, flight, tokens)
         return flight.tokens if tokens is None else tokens
 
-    def bypass(self, now: float, requests: int, tokens: int) -> None:
-        """Bypass requests came (or went: negative numbers); they are never held."""
+    def bypass(self, now: float, requests: int, tokens: int, arrived_tokens: int) -> None:
+        """So many bypass requests are here now, of which some came since the last call."""
         self._count(now)
-        self._note_sent(now, 0, max(0, tokens))
-        self.bypass_requests += requests
-        self.bypass_tokens += tokens
+        self._note_sent(now, 0, arrived_tokens)
+        self.bypass_requests = requests
+        self.bypass_tokens = tokens
 
     def reconfigure(self, endpoint: Endpoint) -> None:
         """Take over what is known of the endpoint now; what was learnt stays."""

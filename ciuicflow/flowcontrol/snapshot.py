@@ -9,8 +9,8 @@ from ciuicflow.endpoint import EndpointId
 from ciuicflow.flowcontrol.bounds import QueueBounds
 from ciuicflow.flowcontrol.lanes import Lane
 from ciuicflow.flowcontrol.ledger import EndpointLedger
-from ciuicflow.flowcontrol.outcomes import QueueOutcome
 from ciuicflow.flowcontrol.tiers import TierConfig
+from ciuicflow.request import Outcome
 
 
 class TierState(msgspec.Struct, frozen=True):
@@ -22,8 +22,10 @@ class TierState(msgspec.Struct, frozen=True):
     oldest_wait_s: float
     drain_tokens_per_s: float | None
     """What it gets while it waits; None: it was never seen waiting."""
+    dispatched: int
+    """Requests that were sent on, since the start."""
     outcomes: dict[str, int]
-    """Requests by how they left, since the start."""
+    """Requests by how they left the queue otherwise, since the start."""
 
 
 class LedgerState(msgspec.Struct, frozen=True):
@@ -55,7 +57,8 @@ def tier_state(
     tier: TierConfig,
     lanes: Sequence[Lane],
     bounds: QueueBounds,
-    outcomes: Mapping[tuple[str, QueueOutcome], int],
+    dispatched: int,
+    outcomes: Mapping[tuple[str, Outcome], int],
 ) -> TierState:
     """Read one tier's queues."""
     waiting = [lane.queues[index] for lane in lanes if lane.queues[index]]
@@ -68,6 +71,7 @@ def tier_state(
         queued_bytes=bounds.bytes[index],
         oldest_wait_s=now - since_s,
         drain_tokens_per_s=sum(known) if known else None,
+        dispatched=dispatched,
         outcomes={
             outcome.value: count for (of, outcome), count in outcomes.items() if of == tier.name
         },

@@ -19,6 +19,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 _INVALID = "invalid_request_error"
+_LIMIT = "rate_limit_error"
 
 # None: the client has the upstream's answer already, or is not there to be answered.
 ANSWERS: Final[dict[Outcome, Answer | None]] = {
@@ -62,6 +63,14 @@ ANSWERS: Final[dict[Outcome, Answer | None]] = {
     Outcome.UPSTREAM_TIMEOUT: Answer(
         504, "api_error", "upstream_timeout", "The upstream did not answer"
     ),
+    Outcome.UNKNOWN_KEY: Answer(401, _INVALID, "invalid_api_key", "The API key is not known here"),
+    Outcome.QUEUE_FULL: Answer(429, _LIMIT, "queue_full", "Too many requests wait"),
+    Outcome.QUEUE_BYTES: Answer(429, _LIMIT, "queue_full", "Too many bytes wait"),
+    Outcome.DEADLINE_INFEASIBLE: Answer(
+        429, _LIMIT, "deadline_infeasible", "It would have to wait longer than it may"
+    ),
+    Outcome.QUEUE_TIMEOUT: Answer(504, "api_error", "queue_timeout", "It has waited too long"),
+    Outcome.DISPLACED: Answer(429, _LIMIT, "displaced", "Others needed its place in the queue"),
 }
 
 

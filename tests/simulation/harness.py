@@ -101,7 +101,7 @@ class Request(msgspec.Struct, eq=False):
     leaves_s: float | None = None
     endpoint: str = ""
     rank: int = -1
-    bypass_tokens: int = 0
+    body_bytes: int = 0
     sent_s: float | None = None
     first_s: float | None = None
     done_s: float | None = None
@@ -185,6 +185,7 @@ class Simulation:
         self.samples: list[tuple[float, float, float, float, int]] = []
         """time, limit on requests, on tokens, on prompt tokens, requests waiting in the engine"""
         self._by_id: dict[int, Request] = {}
+        self._bypass: dict[EndpointId, tuple[int, int]] = {}  # requests and bytes at each
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._sequence = 0
         self._turn = 0
@@ -259,7 +260,8 @@ class Simulation:
         body_bytes = int(request.prompt * BYTES_PER_TOKEN)
         if not request.opted_in:
             endpoint = self.endpoints[request.id % len(self.endpoints)]
-            request.bypass_tokens = self.controller.enter_bypass(now, endpoint, body_bytes)
+            request.body_bytes = body_bytes
+            self._count_bypass(now, endpoint, 1, body_bytes)
             self._send(now, request, endpoint)
             return
         item = Item(
@@ -327,7 +329,12 @@ class Simulation:
             self._do(now, self.controller.complete(now, request.id, usage))
         else:
             endpoint = EndpointId(request.endpoint)
-            self._do(now, self.controller.leave_bypass(now, endpoint, request.bypass_tokens))
+            self._count_bypass(now, endpoint, -1, -request.body_bytes)
+
+    def _count_bypass(self, now: float, endpoint: EndpointId, more: int, more_bytes: int) -> None:
+        requests, total_bytes = self._bypass.get(endpoint, (0, 0))
+        here = self._bypass[endpoint] = (requests + more, total_bytes + more_bytes)
+        self._do(now, self.controller.bypass(now, endpoint, *here, max(0, more)))
 
     def _leave(self, now: float, request: Request) -> None:
         if request.done_s is not None or request.outcome:

@@ -11,9 +11,9 @@ from ciuicflow.flowcontrol.actions import Action, Dispatch, Endpoint, Item, Refu
 from ciuicflow.flowcontrol.controller import FlowController
 from ciuicflow.flowcontrol.cost import Cost, Usage
 from ciuicflow.flowcontrol.ledger import EndpointLedger
-from ciuicflow.flowcontrol.outcomes import QueueOutcome
 from ciuicflow.flowcontrol.queue import Entry
 from ciuicflow.flowcontrol.tiers import DEFAULT_TIERS, FlowConfig
+from ciuicflow.request import Outcome
 
 ONE_TOKEN_ANSWER = Usage(1000, 0, 256)
 
@@ -64,7 +64,7 @@ class Flow:
     def done(self, now: float, id_: int, usage: Usage | None = None) -> list[int]:
         return self.note(self.controller.complete(now, id_, usage))
 
-    def outcome(self, id_: int) -> QueueOutcome:
+    def outcome(self, id_: int) -> Outcome:
         return self.refused[id_].outcome
 
 
@@ -246,7 +246,7 @@ def test_a_model_that_nobody_serves_is_refused() -> None:
     flow = Flow()
     flow.set(0.0, "a", models=frozenset({"other"}))
     flow.ask(0.0, 1)
-    assert flow.outcome(1) is QueueOutcome.REJECTED_NO_ENDPOINT
+    assert flow.outcome(1) is Outcome.NO_ENDPOINT
 
 
 def test_while_all_endpoints_are_down_new_requests_are_refused_and_queued_ones_wait() -> None:
@@ -255,7 +255,7 @@ def test_while_all_endpoints_are_down_new_requests_are_refused_and_queued_ones_w
     flow.ask(0.0, 2)
     flow.set(1.0, "a", up=False)
     flow.ask(1.0, 3)
-    assert flow.outcome(3) is QueueOutcome.REJECTED_NO_ENDPOINT
+    assert flow.outcome(3) is Outcome.NO_ENDPOINT
     assert flow.done(2.0, 1) == []
     assert flow.note(flow.set(3.0, "a")) == [2]
 
@@ -266,7 +266,7 @@ def test_requests_that_expire_while_all_endpoints_are_down_are_answered_so() -> 
     flow.ask(0.0, 2)
     flow.set(1.0, "a", up=False)
     flow.note(flow.controller.tick(2.0))
-    assert flow.outcome(2) is QueueOutcome.EVICTED_NO_ENDPOINT
+    assert flow.outcome(2) is Outcome.NO_ENDPOINT
 
 
 def test_an_endpoint_that_comes_takes_what_waits() -> None:
@@ -292,7 +292,7 @@ def test_requests_whose_model_goes_away_are_evicted() -> None:
     flow.ask(0.0, 1)
     flow.ask(0.0, 2)
     flow.note(flow.set(1.0, "a", models=frozenset({"other"})))
-    assert flow.outcome(2) is QueueOutcome.EVICTED_NO_ENDPOINT
+    assert flow.outcome(2) is Outcome.NO_ENDPOINT
 
 
 def test_requests_follow_their_model_to_other_endpoints() -> None:
@@ -384,7 +384,7 @@ def test_a_request_that_waits_too_long_is_evicted_at_its_time() -> None:
     flow.note(flow.controller.tick(5.49))
     assert 2 not in flow.refused
     flow.note(flow.controller.tick(5.5))
-    assert flow.outcome(2) is QueueOutcome.EVICTED_TIMEOUT
+    assert flow.outcome(2) is Outcome.QUEUE_TIMEOUT
     assert flow.refused[2].waited_s == 5.0
     assert flow.controller.next_timeout(5.5) is None
 
@@ -394,7 +394,7 @@ def test_a_deadline_ends_the_wait_earlier() -> None:
     flow.ask(0.0, 1)
     flow.ask(0.0, 2, "silver", deadline_s=1.0)
     flow.note(flow.controller.tick(1.0))
-    assert flow.outcome(2) is QueueOutcome.EVICTED_TIMEOUT
+    assert flow.outcome(2) is Outcome.QUEUE_TIMEOUT
 
 
 def test_a_deadline_does_not_prolong_the_wait() -> None:
@@ -402,14 +402,14 @@ def test_a_deadline_does_not_prolong_the_wait() -> None:
     flow.ask(0.0, 1)
     flow.ask(0.0, 2, "silver", deadline_s=500.0)
     flow.note(flow.controller.tick(5.0))
-    assert flow.outcome(2) is QueueOutcome.EVICTED_TIMEOUT
+    assert flow.outcome(2) is Outcome.QUEUE_TIMEOUT
 
 
 @pytest.mark.parametrize("deadline_s", [9.0, -5.0, -1e300])
 def test_a_deadline_that_has_passed_is_refused_at_once(deadline_s: float) -> None:
     flow = Flow()
     flow.ask(10.0, 1, deadline_s=deadline_s)
-    assert flow.outcome(1) is QueueOutcome.REJECTED_DEADLINE
+    assert flow.outcome(1) is Outcome.DEADLINE_INFEASIBLE
 
 
 @pytest.mark.parametrize("deadline_s", [float("inf"), float("nan"), float("-inf"), 1e300])
@@ -437,7 +437,7 @@ def test_a_wait_that_would_exceed_the_deadline_is_refused_at_once_with_a_time_to
 ):
     flow = drained()  # 9 wait, at one a second
     flow.ask(14.0, 100, tenant="greedy", deadline_s=18.0)
-    assert flow.outcome(100) is QueueOutcome.REJECTED_DEADLINE
+    assert flow.outcome(100) is Outcome.DEADLINE_INFEASIBLE
     assert flow.refused[100].retry_after_s == pytest.approx(9.0, rel=0.15)
 
 
@@ -472,7 +472,7 @@ def test_a_full_tier_refuses_a_further_request_of_its_only_tenant() -> None:
     flow = Flow(FlowConfig(tiers=tiers(queue_entries=2, max_wait_s=1000.0)))
     for id_ in range(4):
         flow.ask(0.0, id_)
-    assert flow.outcome(3) is QueueOutcome.REJECTED_QUEUE_FULL
+    assert flow.outcome(3) is Outcome.QUEUE_FULL
     assert 0 not in flow.refused
 
 
@@ -481,9 +481,9 @@ def test_a_full_tier_gives_up_the_newest_of_its_heaviest_tenant_for_a_lighter_on
     for id_ in range(4):
         flow.ask(0.0, id_, tenant="greedy")
     flow.ask(0.0, 10, tenant="modest")
-    assert flow.outcome(3) is QueueOutcome.EVICTED_DISPLACED
+    assert flow.outcome(3) is Outcome.DISPLACED
     flow.ask(0.0, 11, tenant="modest")  # would have as many as greedy
-    assert flow.outcome(11) is QueueOutcome.REJECTED_QUEUE_FULL
+    assert flow.outcome(11) is Outcome.QUEUE_FULL
 
 
 def test_a_full_queue_gives_up_the_newest_of_the_lowest_tier_for_a_higher_one() -> None:
@@ -492,11 +492,11 @@ def test_a_full_queue_gives_up_the_newest_of_the_lowest_tier_for_a_higher_one() 
     for id_, tier in ((1, "silver"), (2, "bronze"), (3, "bronze")):
         flow.ask(0.0, id_, tier)
     flow.ask(0.0, 4, "gold")
-    assert flow.outcome(3) is QueueOutcome.EVICTED_DISPLACED
+    assert flow.outcome(3) is Outcome.DISPLACED
     flow.ask(0.0, 5, "silver")
-    assert flow.outcome(2) is QueueOutcome.EVICTED_DISPLACED
+    assert flow.outcome(2) is Outcome.DISPLACED
     flow.ask(0.0, 6, "bronze")
-    assert flow.outcome(6) is QueueOutcome.REJECTED_QUEUE_FULL
+    assert flow.outcome(6) is Outcome.QUEUE_FULL
 
 
 def test_a_full_queue_still_takes_what_can_go_at_once() -> None:
@@ -521,7 +521,7 @@ def test_queued_bodies_are_bounded_in_bytes() -> None:
     flow.ask(0.0, 0)
     for id_, tenant in ((1, "a"), (2, "b"), (3, "c")):
         flow.ask(0.0, id_, tenant=tenant, body_bytes=4000)
-    assert flow.outcome(3) is QueueOutcome.REJECTED_BYTES
+    assert flow.outcome(3) is Outcome.QUEUE_BYTES
     assert flow.controller.snapshot(0.0).tiers[0].queued_bytes == 8000
 
 
@@ -530,7 +530,7 @@ def test_one_tenant_may_hold_half_of_the_bytes() -> None:
     flow.ask(0.0, 0)
     flow.ask(0.0, 1, body_bytes=4000)
     flow.ask(0.0, 2, body_bytes=4000)
-    assert flow.outcome(2) is QueueOutcome.REJECTED_BYTES
+    assert flow.outcome(2) is Outcome.QUEUE_BYTES
     flow.ask(0.0, 3, tenant="other", body_bytes=4000)
     assert 3 not in flow.refused
 
@@ -542,11 +542,11 @@ def test_bytes_of_lower_tiers_make_room_for_a_higher_one_if_they_are_enough() ->
         flow.ask(0.0, id_, "bronze", tenant=tenant, body_bytes=3000)
     flow.ask(0.0, 4, "gold", tenant="d", body_bytes=4500)
     assert {id_: refusal.outcome for id_, refusal in flow.refused.items()} == {
-        3: QueueOutcome.EVICTED_DISPLACED,
-        2: QueueOutcome.EVICTED_DISPLACED,
+        3: Outcome.DISPLACED,
+        2: Outcome.DISPLACED,
     }
     flow.ask(0.0, 5, "gold", tenant="e", body_bytes=9000)
-    assert flow.outcome(5) is QueueOutcome.REJECTED_BYTES
+    assert flow.outcome(5) is Outcome.QUEUE_BYTES
     assert 1 not in flow.refused  # in vain it would have gone too
 
 
@@ -560,7 +560,7 @@ def test_a_request_cancelled_in_the_queue_is_gone_at_once() -> None:
     assert flow.note(flow.controller.cancel(0.5, 2)) == []
     assert flow.controller.snapshot(0.5).tiers[0].queued == 1
     assert flow.done(1.0, 1) == [3]
-    assert flow.controller.outcomes["gold", QueueOutcome.CANCELLED] == 1
+    assert flow.controller.outcomes["gold", Outcome.CLIENT_GONE] == 1
 
 
 def test_a_cancelled_large_request_lets_the_small_one_behind_it_go() -> None:
@@ -597,11 +597,9 @@ def test_a_request_that_could_not_be_delivered_goes_elsewhere() -> None:
     assert flow.where[1] != first
     assert flow.controller.topology.ledgers[first].requests == 0
     flow.note(flow.controller.requeue(0.2, 1, EndpointId(flow.where[1])))
-    assert flow.outcome(1) is QueueOutcome.REJECTED_NO_ENDPOINT
-    assert flow.controller.outcomes == {
-        ("gold", QueueOutcome.DISPATCHED): 0,
-        ("gold", QueueOutcome.REJECTED_NO_ENDPOINT): 1,
-    }
+    assert flow.outcome(1) is Outcome.NO_ENDPOINT
+    assert flow.controller.dispatched == {"gold": 0}
+    assert flow.controller.outcomes == {("gold", Outcome.NO_ENDPOINT): 1}
 
 
 def test_a_request_that_could_not_be_delivered_is_before_those_that_came_later() -> None:
@@ -630,21 +628,21 @@ def test_a_tenant_is_not_charged_for_what_could_not_be_delivered() -> None:
 
 def test_bypass_counts_and_its_end_lets_others_go() -> None:
     flow = Flow()
-    tokens = flow.controller.enter_bypass(0.0, EndpointId("a"), 4000)
+    flow.note(flow.controller.bypass(0.0, EndpointId("a"), 1, 4000, 1))
     flow.ask(0.0, 1)
     assert flow.ask(0.0, 2) == []
     flow.done(1.0, 1)
     assert flow.sent == [1, 2]
     flow.ask(1.0, 3)
-    flow.note(flow.controller.leave_bypass(2.0, EndpointId("a"), tokens))
+    flow.note(flow.controller.bypass(2.0, EndpointId("a"), 0, 0, 0))
     state = flow.controller.snapshot(2.0).endpoints[0]
     assert (state.bypass_in_flight, state.in_flight) == (0, 1)
 
 
 def test_bypass_at_an_endpoint_that_is_not_known_counts_nowhere() -> None:
     flow = Flow()
-    assert flow.controller.enter_bypass(0.0, EndpointId("x"), 4000) == 0
-    assert flow.controller.leave_bypass(0.0, EndpointId("x"), 0) == []
+    assert flow.controller.bypass(0.0, EndpointId("x"), 1, 4000, 1) == []
+    assert [state.id for state in flow.controller.snapshot(0.0).endpoints] == ["a"]
 
 
 def test_reports_may_be_missing_or_of_nobody() -> None:
@@ -670,7 +668,7 @@ def test_headroom_keeps_a_place_for_the_first_tier() -> None:
 def test_an_unknown_tier_is_the_default_one() -> None:
     flow = Flow()
     flow.ask(0.0, 1, "platinum")
-    assert flow.controller.outcomes == {("silver", QueueOutcome.DISPATCHED): 1}
+    assert flow.controller.dispatched == {"silver": 1}
 
 
 def test_a_tick_is_due_when_the_limit_may_change() -> None:
@@ -725,7 +723,7 @@ def test_the_snapshot_tells_what_waits_and_what_became_of_the_rest() -> None:
     silver = state.tiers[1]
     assert (silver.name, silver.queued, silver.queued_bytes) == ("silver", 1, 4000)
     assert silver.oldest_wait_s == 2.0
-    assert silver.outcomes == {"evicted_timeout": 1}
+    assert silver.outcomes == {"queue_timeout": 1}
     (endpoint,) = state.endpoints
     assert (endpoint.id, endpoint.up, endpoint.in_flight) == ("a", True, 1)
     assert endpoint.tokens_in_flight == 1256

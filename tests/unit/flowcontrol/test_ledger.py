@@ -175,7 +175,7 @@ def test_load_is_the_fuller_of_requests_and_tokens() -> None:
     probe.set(requests=10, tokens=400)
     probe.place(0.0)
     assert probe.ledger.load == pytest.approx(0.5)
-    probe.ledger.bypass(0.0, 8, 0)
+    probe.ledger.bypass(0.0, 8, 0, 0)
     assert probe.ledger.load == pytest.approx(0.9)
 
 
@@ -186,16 +186,16 @@ def test_bypass_takes_room_but_is_never_held() -> None:
     probe = Probe()
     probe.set(requests=4)
     probe.place(0.0)
-    probe.ledger.bypass(0.0, 3, 0)
+    probe.ledger.bypass(0.0, 3, 0, 0)
     assert not probe.has_room(0.0)
-    probe.ledger.bypass(0.1, -1, 0)
+    probe.ledger.bypass(0.1, 2, 0, 0)
     assert probe.has_room(0.1)
 
 
 def test_opted_in_requests_that_were_deprived_keep_their_part_of_what_is_in_flight() -> None:
     probe = Probe(share=0.25)
     probe.set(requests=4)
-    probe.ledger.bypass(0.0, 12, 12_000)
+    probe.ledger.bypass(0.0, 12, 12_000, 12_000)
     for expected in (True, True, True, True, False):
         assert probe.has_room(0.0) is expected
         if expected:
@@ -208,23 +208,23 @@ def test_opted_in_requests_that_had_their_part_do_not_add_to_what_bypass_overfil
     for _ in range(20):
         probe.serve(0.0, 0.01)
     probe.place(0.0)
-    probe.ledger.bypass(0.1, 12, 1200)
+    probe.ledger.bypass(0.1, 12, 1200, 1200)
     assert not probe.has_room(0.1)
 
 
 def test_one_request_goes_however_much_bypass_there_is() -> None:
     probe = Probe()
     probe.set(requests=4)
-    probe.ledger.bypass(0.0, 1000, 10**6)
+    probe.ledger.bypass(0.0, 1000, 10**6, 10**6)
     assert probe.has_room(0.0)
 
 
 def test_bypass_beyond_its_part_is_named_in_the_signals() -> None:
     probe = Probe(share=0.5)
     probe.set(requests=10)
-    probe.ledger.bypass(0.0, 4, 0)
+    probe.ledger.bypass(0.0, 4, 0, 0)
     assert not probe.round(10.0).foreign
-    probe.ledger.bypass(10.0, 2, 0)
+    probe.ledger.bypass(10.0, 6, 0, 0)
     assert probe.round(20.0).foreign
 
 
