@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 UV := $(shell command -v uv 2>/dev/null)
 SOURCES := $(shell find ciuicflow -name '*.py') hatch_build.py
 
-.PHONY: help demo test lint unit pure soak bench dev tools clean
+.PHONY: help demo test lint unit pure soak bench loadtest dev tools clean
 
 help: ## Show this
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -41,6 +41,10 @@ soak: $(VENV)/.package ## The long runs: 10 000 requests accounted for, memory o
 bench: $(VENV)/.package ## CPU and latency per request against nginx, side by side (needs wrk, nginx)
 	$(BIN)/ciuicflow bench http $(ARGS)
 
+# The package `loadtest` is in this folder; the gateway that it starts is the installed one.
+loadtest: $(VENV)/.package ## Latency by tier and goodput, flow control beside its rivals (ARGS="--help")
+	PYTHONSAFEPATH= $(BIN)/python -m loadtest $(ARGS)
+
 dev: $(VENV)/.deps ## Install the sources editable and uncompiled: edits take effect at once
 	$(call install,--no-deps -e .)
 	touch $(VENV)/.package
@@ -48,7 +52,7 @@ dev: $(VENV)/.deps ## Install the sources editable and uncompiled: edits take ef
 tools: ## Debian packages that some tests and the benchmark use (as root)
 	apt-get update -qq
 	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
-		curl nginx-light prometheus wrk
+		curl haproxy nginx-light prometheus wrk
 
 clean: ## Remove the environment and everything made
 	rm -rf $(VENV) dist results .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -17,6 +17,19 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 # What runs for every request. Modules that define msgspec records are left out: mypyc cannot
 # compile their metaclass.
 COMPILED = [
+    "ciuicflow/flowcontrol/bounds.py",
+    "ciuicflow/flowcontrol/controller.py",
+    "ciuicflow/flowcontrol/cost_model.py",
+    "ciuicflow/flowcontrol/lanes.py",
+    "ciuicflow/flowcontrol/ledger.py",
+    "ciuicflow/flowcontrol/limit.py",
+    "ciuicflow/flowcontrol/measure.py",
+    "ciuicflow/flowcontrol/placement.py",
+    "ciuicflow/flowcontrol/prefill.py",
+    "ciuicflow/flowcontrol/queue.py",
+    "ciuicflow/flowcontrol/shares.py",
+    "ciuicflow/flowcontrol/topology.py",
+    "ciuicflow/gateway/admission.py",
     "ciuicflow/gateway/deadlines.py",
     "ciuicflow/gateway/endpoints.py",
     "ciuicflow/gateway/framing.py",
@@ -26,10 +39,12 @@ COMPILED = [
     "ciuicflow/gateway/pool.py",
     "ciuicflow/gateway/relay.py",
     "ciuicflow/gateway/server.py",
-    "ciuicflow/gateway/sse.py",
+    "ciuicflow/gateway/meter.py",
+    "ciuicflow/gateway/optin.py",
     "ciuicflow/gateway/upstream.py",
     "ciuicflow/observability/quantiles.py",
     "ciuicflow/observability/traffic.py",
+    "ciuicflow/runtime/dispatcher.py",
 ]
 
 

@@ -3,6 +3,7 @@
 An unknown key, a wrong type or a value out of range is an error that names its path.
 """
 
+import ipaddress
 import ssl
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,9 @@ from urllib.parse import urlsplit
 import msgspec
 import yaml
 
+from ciuicflow.engines.table import ADAPTERS
 from ciuicflow.errors import ConfigError, StartError
+from ciuicflow.flowcontrol.tiers import FlowConfig, Name
 from ciuicflow.observability.logs import LogConfig
 from ciuicflow.routing.health import HealthPolicy, PositiveSeconds
 
@@ -20,6 +23,7 @@ _T = TypeVar("_T")
 
 Bytes = Annotated[int, msgspec.Meta(ge=1024, le=1 << 40)]
 RoutingName = Literal["round_robin", "least_load", "power_of_two"]
+EngineName = Literal["auto", "vllm", "sglang", "llamacpp", "openai"]
 ROUTING_NAMES: Final[tuple[str, ...]] = get_args(RoutingName)
 
 
@@ -120,6 +124,10 @@ class Upstream(_Strict, frozen=True):
     host: Literal["preserve", "upstream"] | None = None
     ca_file: str | None = None
     verify: bool = True
+    engine: EngineName = "auto"
+    send_priority: bool = False
+    max_requests: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] | None = None
+    max_tokens: Annotated[int, msgspec.Meta(ge=1, le=1 << 40)] | None = None
     probe_headers: dict[str, str] = {}
 
     @property
@@ -156,6 +164,31 @@ class Upstream(_Strict, frozen=True):
         return context
 
 
+class Tenant(_Strict, frozen=True):
+    """A caller who is known by an API key, and what it may use."""
+
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
+    keys_sha256: list[Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]]
+    tiers: Annotated[list[str], msgspec.Meta(min_length=1)] | None = None  # default: all
+
+
+class UnknownKeys(_Strict, frozen=True):
+    """What opted-in requests may do that carry no key of a tenant."""
+
+    accept: bool = True
+    tiers: Annotated[list[str], msgspec.Meta(min_length=1)] | None = None  # default: all
+
+
+class Flow(FlowConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What opted-in requests get; the settings of FlowConfig among it."""
+
+    enabled: bool = True  # false: every request bypasses, whatever its header says
+    bypass_tier: Name | None = None  # enrols requests without the header in this tier
+    heartbeat_s: PositiveSeconds | None = None  # comments on streams that wait; commits a 200
+    tenants: tuple[Tenant, ...] = ()
+    unknown_keys: UnknownKeys = UnknownKeys()
+
+
 class Limits(_Strict, frozen=True):
     """Bounds on what a client may make the gateway hold."""
 
@@ -187,6 +220,8 @@ class Config(_Strict, frozen=True):
     admin: str = "127.0.0.1:9090"
     tls: ServerTls | None = None
     routing: RoutingName = "least_load"
+    flow: Flow = Flow()
+    trusted_peers: list[str] = []  # networks whose X-Forwarded-For is believed
     limits: Limits = Limits()
     timeouts: Timeouts = Timeouts()
     health: HealthPolicy = HealthPolicy()
@@ -209,9 +244,43 @@ def _check(config: Config) -> None:
         if upstream.id in names:
             raise ConfigError(f"{path}.name: {upstream.id!r} is taken; expected a name of its own")
         names.add(upstream.id)
+        _check_engine(path, upstream)
         for name, value in upstream.probe_headers.items():
             if not (name.isascii() and name.isprintable() and value.isprintable()):
                 raise ConfigError(f"{path}.probe_headers: {name!r} is not a header")
+
+    for index, peer in enumerate(config.trusted_peers):
+        _parsed(f"$.trusted_peers[{index}]", ipaddress.ip_network, peer)
+    _check_flow(config.flow)
+
+
+def _check_engine(path: str, upstream: Upstream) -> None:
+    if not upstream.send_priority:
+        return
+    if upstream.engine == "auto" or ADAPTERS[upstream.engine].priority_order is None:
+        having = [name for name, adapter in ADAPTERS.items() if adapter.priority_order]
+        raise ConfigError(
+            f"{path}.send_priority: expected `engine` to name one that has priorities: "
+            f"{', '.join(having)}"
+        )
+
+
+def _check_flow(flow: Flow) -> None:
+    tiers = {tier.name for tier in flow.tiers}
+    wanted = [("bypass_tier", flow.bypass_tier)] if flow.bypass_tier else []
+    wanted += [("unknown_keys.tiers", name) for name in flow.unknown_keys.tiers or ()]
+    owners: dict[str, str] = {}
+    for index, tenant in enumerate(flow.tenants):
+        path = f"tenants[{index}]"
+        wanted += [(f"{path}.tiers", name) for name in tenant.tiers or ()]
+        for key in tenant.keys_sha256:
+            if owners.setdefault(key, tenant.name) != tenant.name:
+                raise ConfigError(
+                    f"$.flow.{path}.keys_sha256: {owners[key]!r} has {key[:8]}... too"
+                )
+    for path, name in wanted:
+        if name not in tiers:
+            raise ConfigError(f"$.flow.{path}: {name!r} is no tier; expected {sorted(tiers)}")
 
 
 def _parsed(path: str, parse: Callable[[str], _T], text: str) -> _T:

@@ -19,6 +19,10 @@ class EndpointState(msgspec.Struct, eq=False):
     in_flight: int = 0  # requests
     failures: int = 0  # in a row, of live traffic and probes alike
     successes: int = 0  # in a row, of probes, while down
+    # Of `in_flight`, requests that did not opt in: counted here, told to flow control when it acts.
+    bypass_in_flight: int = 0
+    bypass_bytes: int = 0  # of their bodies
+    bypass_arrived: int = 0  # since the start
 
     def may_serve(self, model: str | None) -> bool:
         """Whether a request for this model may go here; None: the request names no model."""

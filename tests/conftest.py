@@ -1,12 +1,17 @@
 """Fixtures that start gateways and stubs, for every suite below."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 from support.gateway import Config, Gateway, Start
 from support.upstream import Stubs, Upstream
+
+# For `loadtest`; last, so that the installed package is tested and not the sources beside it.
+sys.path.append(str(Path(__file__).parent.parent))
 
 
 def pytest_configure(config: pytest.Config) -> None:

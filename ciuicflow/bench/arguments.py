@@ -45,7 +45,16 @@ examples:
       a second build of the gateway beside this one
 """
 
-SCENARIOS: Final = ("json", "json-new", "json-1", "json-8", "json-paced", "stream", "upload", "open")
+SCENARIOS: Final = (
+    "json",
+    "json-new",
+    "json-1",
+    "json-8",
+    "json-paced",
+    "stream",
+    "upload",
+    "open",
+)
 
 
 def add_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

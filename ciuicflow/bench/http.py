@@ -110,7 +110,8 @@ async def _measure(options: Options, cores: Cores, directory: Path) -> Report:
 def _recipes(options: Options) -> list[Recipe]:
     others = [proxies.other_gateway(python) for python in options.gateway_pythons]
     nginx = [Recipe(proxies.NGINX)] if find_nginx() is not None else []
-    recipes = [*nginx, Recipe(proxies.GATEWAY), *others, Recipe(proxies.WITH_LOG)]
+    own = [Recipe(label) for label in (proxies.OPTED_IN, proxies.WITH_LOG)]
+    recipes = [*nginx, Recipe(proxies.GATEWAY), *others, *own]
     if len({recipe.label for recipe in recipes}) < len(recipes):
         raise LoadFailed("two interpreters lie in folders of the same name: they need a name each")
     return recipes
@@ -171,7 +172,7 @@ async def _about(options: Options, cores: Cores, recipes: Sequence[Recipe]) -> d
     gateways = {
         recipe.label: await proxies.describe(recipe)
         for recipe in recipes
-        if recipe.label not in (proxies.NGINX, proxies.WITH_LOG)
+        if recipe.label not in (proxies.NGINX, proxies.OPTED_IN, proxies.WITH_LOG)
     }
     return {
         "began_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

@@ -6,7 +6,7 @@ import msgspec
 
 from ciuicflow.bench.stub import STREAM_EVENTS, Counts
 
-_CHAT: Final = '{"model":"stub","messages":[{"role":"user","content":"hello"}],"stream":false}'
+_CHAT: Final = '{"model":"stub","messages":[{"role":"user","content":"hello"}],"stream":%s}'
 UPLOAD_BYTES: Final = 1 << 20
 
 
@@ -29,6 +29,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     """No two requests have the same head: nothing that a proxy remembers of one helps."""
     memory_bar_bytes: int | None = None
     """Memory of each open stream, at most."""
+    flow_bar: float | None = None
+    """CPU per unit of opted-in requests, at most so many times that of others."""
     priced_log: bool = False
     """Measure the gateway with its request log as well."""
 
@@ -40,11 +42,15 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def body_bytes(self) -> int:
         """Size of a request's body."""
-        return UPLOAD_BYTES if self.path == "/upload" else len(_CHAT)
+        return UPLOAD_BYTES if self.path == "/upload" else len(self._chat)
 
     def lua_body(self) -> str:
         """Return the request's body as an expression of Lua."""
-        return f'string.rep("x", {UPLOAD_BYTES})' if self.path == "/upload" else f"'{_CHAT}'"
+        return f'string.rep("x", {UPLOAD_BYTES})' if self.path == "/upload" else f"'{self._chat}'"
+
+    @property
+    def _chat(self) -> str:
+        return _CHAT % ("true" if self.path in ("/stream", "/slow") else "false")
 
     def units(self, before: Counts, after: Counts) -> float:
         """Return how much of this load the upstream has done between two counts, parts too."""
@@ -64,6 +70,7 @@ LOADS: Final = (
         path="/small",
         connections=64,
         cpu_bar=1.15,
+        flow_bar=1.6,
         priced_log=True,
     ),
     Load(
@@ -103,6 +110,7 @@ LOADS: Final = (
         connections=64,
         unit="stream",
         cpu_bar=1.25,
+        flow_bar=1.6,
     ),
     Load(
         name="upload",

@@ -46,7 +46,8 @@ async def drive(lab: Lab, load: Load, target: Target, number: int) -> Sample:
     """Let wrk put the load on a target. Raises LoadFailed."""
     counts_before = await proxies.settled_counts(lab.http, lab.stub)
     before = _moment(lab, target)
-    result = await wrk.run(load, target.port, lab.seconds, lab.directory)
+    opts_in = target.label == proxies.OPTED_IN
+    result = await wrk.run(load, target.port, lab.seconds, lab.directory, opts_in=opts_in)
     after = _moment(lab, target)
     units = load.units(counts_before, await proxies.settled_counts(lab.http, lab.stub))
     # wrk leaves at most one request per connection unfinished.

@@ -23,6 +23,7 @@ GATEWAY: Final = "gateway"
 NGINX: Final = "nginx"
 DIRECT: Final = "direct"
 WITH_LOG: Final = "gateway, log on"
+OPTED_IN: Final = "gateway, opted in"
 _LISTENING_S: Final = 10.0
 _ANSWER_S: Final = 20.0
 _SETTLE_S: Final = 0.1
@@ -57,7 +58,9 @@ class Recipe(msgspec.Struct, frozen=True):
 
     def is_for(self, load: Load) -> bool:
         """Whether the load is put on this proxy."""
-        return self.label != WITH_LOG or load.priced_log
+        if self.label == WITH_LOG:
+            return load.priced_log
+        return self.label != OPTED_IN or load.flow_bar is not None
 
 
 class Target(msgspec.Struct, frozen=True):

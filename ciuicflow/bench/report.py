@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from ciuicflow.bench.loads import BY_NAME, Load
-from ciuicflow.bench.proxies import DIRECT, GATEWAY, NGINX, WITH_LOG
+from ciuicflow.bench.proxies import DIRECT, GATEWAY, NGINX, OPTED_IN, WITH_LOG
 
 MIN_ROUNDS = 3
 
@@ -61,6 +61,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     stream_bytes: Spread | None
     cpu_ratio: Spread | None
     """To nginx in the same round, as below."""
+    flow_ratio: Spread | None
+    """Of CPU to the gateway's own without flow control."""
     rate_ratio: Spread | None
     p99_beyond_us: Spread | None
 
@@ -129,6 +131,7 @@ def _row(samples: list[Sample], load: str, target: str) -> Row:
         rss_bytes=over("rss_bytes"),
         stream_bytes=over("stream_bytes"),
         cpu_ratio=against(NGINX, "cpu_us", _over),
+        flow_ratio=against(GATEWAY, "cpu_us", _over) if target == OPTED_IN else None,
         rate_ratio=against(NGINX, "per_s", _over),
         p99_beyond_us=against(NGINX, "p99_us", _minus),
     )
@@ -146,6 +149,14 @@ def _bars(row: Row) -> list[Bar]:
     """Return the bars of one row; only gateways have any, and not for what the log costs."""
     if not row.target.startswith(GATEWAY) or row.target == WITH_LOG:
         return []
+    if row.target == OPTED_IN:
+        limit = BY_NAME[row.load].flow_bar
+        what = f"CPU per {BY_NAME[row.load].unit}, times the same not opted in"
+        if row.flow_ratio is None or limit is None:
+            return []
+        return [
+            Bar(load=row.load, target=row.target, what=what, figure=row.flow_ratio, limit=limit)
+        ]
     return [
         Bar(load=row.load, target=row.target, what=what, figure=figure, limit=limit)
         for what, figure, limit in _limits(BY_NAME[row.load], row)
@@ -154,6 +165,9 @@ def _bars(row: Row) -> list[Bar]:
 
 
 def _limits(load: Load, row: Row) -> list[tuple[str, Spread | None, float | None]]:
+    if row.target == OPTED_IN:
+        what = f"CPU per {load.unit}, times the same not opted in"
+        return [(what, row.flow_ratio, load.flow_bar)]
     return [
         (f"CPU per {load.unit}, times nginx's", row.cpu_ratio, load.cpu_bar),
         ("added P99 beyond nginx's, us", row.p99_beyond_us, 0.0 if load.p99_bar else None),

@@ -53,8 +53,9 @@ def _chunk(data: bytes) -> bytes:
 
 
 _COMPLETION: Final = (
-    b'{"id":"chatcmpl-1","object":"chat.completion","created":1,"model":"stub","choices":'
-    b'[{"index":0,"message":{"role":"assistant","content":"hello"},"finish_reason":"stop"}]}'
+    b'{"id":"1","object":"chat.completion","created":1,"model":"stub","choices":[{"index":0,'
+    b'"message":{"role":"assistant","content":"hello"}}],"usage":{"prompt_tokens":9,'
+    b'"completion_tokens":2}}'
 )
 _DELTA: Final = (
     b'{"id":"chatcmpl-1","object":"chat.completion.chunk","choices":'

@@ -22,6 +22,7 @@ _SCRIPT: Final = """\
 wrk.method = "POST"
 wrk.headers["Content-Type"] = "application/json"
 wrk.headers["Authorization"] = "Bearer sk-none"
+{opt_in}
 wrk.body = {body}
 {extra}
 function done(summary, latency, requests)
@@ -73,14 +74,15 @@ def require_wrk() -> str:
     return path
 
 
-def script(load: Load) -> str:
-    """Return the Lua script that drives this load."""
+def script(load: Load, *, opts_in: bool = False) -> str:
+    """Return the Lua script that drives this load, under flow control or beside it."""
     extra = ""
     if load.think_ms is not None:
         extra = "function delay() return math.random({}, {}) end".format(*load.think_ms)
     elif load.new_heads:
         extra = _NEW_HEADS
-    return _SCRIPT.format(body=load.lua_body(), extra=extra)
+    opt_in = 'wrk.headers["X-Ciuic-Flow"] = "enabled"' if opts_in else ""
+    return _SCRIPT.format(body=load.lua_body(), extra=extra, opt_in=opt_in)
 
 
 def parse(output: str) -> WrkResult:
@@ -98,11 +100,13 @@ def parse(output: str) -> WrkResult:
     return result
 
 
-async def run(load: Load, port: int, seconds: float, directory: Path) -> WrkResult:
+async def run(
+    load: Load, port: int, seconds: float, directory: Path, *, opts_in: bool = False
+) -> WrkResult:
     """Put the load on 127.0.0.1:port for some seconds, rounded up. Raises LoadFailed."""
     duration_s = math.ceil(max(seconds, _MIN_STREAM_S if load.path == "/stream" else 1))
     script_file = directory / f"{load.name}.lua"
-    script_file.write_text(script(load))
+    script_file.write_text(script(load, opts_in=opts_in))
     process = await asyncio.create_subprocess_exec(
         *(require_wrk(), "-t1", f"-c{load.connections}", f"-d{duration_s}s"),
         *(f"--timeout={_TIMEOUT_S}s", "-s", str(script_file)),

@@ -3,8 +3,8 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from ciuicflow.flowcontrol.entry import Entry
 from ciuicflow.flowcontrol.lanes import Lane
-from ciuicflow.flowcontrol.queue import Entry
 from ciuicflow.flowcontrol.tiers import FlowConfig, TierConfig
 from ciuicflow.request import Outcome
 

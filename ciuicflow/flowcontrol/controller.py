@@ -11,8 +11,6 @@ from heapq import heapify, heappop, heappush
 from math import isfinite
 from typing import Final
 
-import msgspec
-
 from ciuicflow.endpoint import EndpointId
 from ciuicflow.flowcontrol.actions import (
     Action,
@@ -23,25 +21,20 @@ from ciuicflow.flowcontrol.actions import (
     RequestId,
 )
 from ciuicflow.flowcontrol.bounds import QueueBounds
-from ciuicflow.flowcontrol.cost import Cost, CostModel, Usage
+from ciuicflow.flowcontrol.cost import Cost, Usage
+from ciuicflow.flowcontrol.cost_model import CostModel
+from ciuicflow.flowcontrol.entry import Entry, Placed, Running
 from ciuicflow.flowcontrol.lanes import Lane
 from ciuicflow.flowcontrol.ledger import EndpointLedger
-from ciuicflow.flowcontrol.placement import Pick, Placed, Placement, least_load
-from ciuicflow.flowcontrol.queue import Entry
+from ciuicflow.flowcontrol.placement import Pick, Placement, least_load
 from ciuicflow.flowcontrol.snapshot import FlowState, ledger_state, tier_state
 from ciuicflow.flowcontrol.tiers import FlowConfig
 from ciuicflow.flowcontrol.topology import Topology
 from ciuicflow.request import Outcome
 
 _GARBAGE: Final = 64  # dead heap items that are not worth a rebuild
-_RETRY_S: Final = (1.0, 60.0)  # bounds of Retry-After
-
-
-class _Running(msgspec.Struct, eq=False):
-    """A request that was dispatched."""
-
-    entry: Entry
-    legs: dict[EndpointId, Cost]
+_LEAST_RETRY_S: Final = 1.0  # bounds of Retry-After
+_MOST_RETRY_S: Final = 60.0
 
 
 class FlowController:
@@ -56,7 +49,7 @@ class FlowController:
         self.topology = Topology()
         self._pick = pick
         self._queued: dict[RequestId, Entry] = {}
-        self._running: dict[RequestId, _Running] = {}
+        self._running: dict[RequestId, Running] = {}
         self._expiry: list[tuple[float, int, Entry]] = []
         self._pushes = 0
         self._configure(config)
@@ -161,7 +154,7 @@ class FlowController:
 
     def _dispatch(self, now: float, placed: Placed) -> Dispatch:
         entry, legs = placed.entry, placed.legs
-        self._running[entry.id] = _Running(entry, {leg.endpoint: leg.cost for leg in legs})
+        self._running[entry.id] = Running(entry, {leg.endpoint: leg.cost for leg in legs})
         tier = self.tiers[entry.tier]
         for leg in legs:
             self.topology.ledgers[leg.endpoint].place(
@@ -217,15 +210,23 @@ class FlowController:
             self._freed(now, ledger, actions)
         return actions
 
-    def complete(self, now: float, id_: RequestId, usage: Usage | None = None) -> list[Action]:
-        """It has ended, well or not; `usage` is what the engine reported, if it did."""
+    def complete(
+        self, now: float, id_: RequestId, usage: Usage | None = None, *, answered: bool = True
+    ) -> list[Action]:
+        """It has ended; `usage` is what the engine reported, if it did.
+
+        `answered`: by the engine, whole and well; errors and answers cut short are not.
+        """
         running = self._running.pop(id_, None)
         if running is None:
             return []
         entry = running.entry
         ledgers = [self.topology.ledgers[endpoint] for endpoint in running.legs]
         reported = usage.completion_tokens if usage is not None else None
-        produced = max((ledger.release(now, id_, reported) for ledger in ledgers), default=0)
+        produced = max(
+            (ledger.release(now, id_, reported, answered=answered) for ledger in ledgers),
+            default=0,
+        )
         if usage is not None:
             self.costs.learn(entry.tenant, entry.body_bytes, usage)
             work = self.costs.actual(usage).work
@@ -243,7 +244,7 @@ class FlowController:
         """Its client has left: out of the queue, or off the ledger."""
         entry = self._queued.get(id_)
         if entry is None:
-            return self.complete(now, id_)
+            return self.complete(now, id_, answered=False)
         lane = self.topology.lane(entry.model)
         was_first = lane is not None and self._is_first(lane, entry)
         self._drop(entry)
@@ -411,7 +412,7 @@ class FlowController:
     def _refusal(self, now: float, entry: Entry, outcome: Outcome) -> Refuse:
         lane = self.topology.lane(entry.model)
         wait_s = lane.predict_wait_s(now, entry.tier, entry.tenant) if lane is not None else None
-        retry_s = min(max(wait_s or 0.0, _RETRY_S[0]), _RETRY_S[1])
+        retry_s = min(max(wait_s or 0.0, _LEAST_RETRY_S), _MOST_RETRY_S)
         name = self.tiers[entry.tier].name
         self.outcomes[name, outcome] += 1
         return Refuse(entry.id, name, outcome, now - entry.enqueued_s, retry_s)

@@ -5,8 +5,9 @@ from typing import Final
 
 from ciuicflow.flowcontrol.actions import Role
 from ciuicflow.flowcontrol.cost import Cost
+from ciuicflow.flowcontrol.entry import Entry
 from ciuicflow.flowcontrol.ledger import EndpointLedger
-from ciuicflow.flowcontrol.queue import Entry, TierQueue
+from ciuicflow.flowcontrol.queue import TierQueue
 from ciuicflow.flowcontrol.shares import DrainMeter, TierShares
 from ciuicflow.flowcontrol.tiers import TierConfig
 

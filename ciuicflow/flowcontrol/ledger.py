@@ -9,11 +9,15 @@ from typing import Final
 
 from ciuicflow.flowcontrol.actions import Endpoint, RequestId, Role
 from ciuicflow.flowcontrol.cost import Cost
-from ciuicflow.flowcontrol.limit import AdaptiveLimit, Bound
-from ciuicflow.flowcontrol.measure import Flight, Observer
+from ciuicflow.flowcontrol.flight import Flight
+from ciuicflow.flowcontrol.limit import AdaptiveLimit
+from ciuicflow.flowcontrol.measure import Observer
+from ciuicflow.flowcontrol.signals import Bound
 
 _SENT_MEMORY_S: Final = 10.0
-_OUTGROWN: Final = (16, 0.25)  # more tokens, at least and in part, that a long answer may take
+# More tokens that an answer may take which is longer than expected.
+_OUTGROWN_TOKENS: Final = 16
+_OUTGROWN_PART: Final = 0.25
 
 
 class EndpointLedger:
@@ -167,8 +171,13 @@ class EndpointLedger:
             self.tokens += cost.held_tokens - flight.cost.held_tokens
             self.observer.changed_cost(flight, cost)
 
-    def release(self, now: float, id_: RequestId, tokens: int | None) -> int:
-        """It has ended here; return the tokens that it put out, `tokens` if that is known."""
+    def release(
+        self, now: float, id_: RequestId, tokens: int | None, *, answered: bool = False
+    ) -> int:
+        """It has ended here; return the tokens that it put out, `tokens` if that is known.
+
+        `answered`: by the engine, whole and well.
+        """
         flight = self._flights.pop(id_, None)
         if flight is None:
             return 0
@@ -176,7 +185,7 @@ class EndpointLedger:
         self.tokens -= flight.cost.held_tokens
         if not flight.serving:
             self._pause_lower(now, flight)
-        self.observer.released(now, id_, flight, tokens)
+        self.observer.released(now, id_, flight, tokens, answered=answered)
         return flight.tokens if tokens is None else tokens
 
     def bypass(self, now: float, requests: int, tokens: int, arrived_tokens: int) -> None:
@@ -193,7 +202,7 @@ class EndpointLedger:
 
     def _outgrow(self, now: float, id_: RequestId, flight: Flight) -> None:
         """An answer is longer than expected: it holds more, and more may come."""
-        more = max(_OUTGROWN[0], int(flight.expected_tokens * _OUTGROWN[1]))
+        more = max(_OUTGROWN_TOKENS, int(flight.expected_tokens * _OUTGROWN_PART))
         flight.expected_tokens += more
         cost = flight.cost
         self.correct(now, id_, Cost(cost.work, cost.prefill_tokens, cost.held_tokens + more))

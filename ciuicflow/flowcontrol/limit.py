@@ -21,11 +21,10 @@ Reasons for this and not something simpler, from tests/simulation at 2x overload
   half where answers take minutes (0.92 of the capacity instead of 0.95).
 """
 
-from enum import Enum
 from math import exp, inf
 from typing import Final
 
-import msgspec
+from ciuicflow.flowcontrol.signals import Bound, Signals
 
 BLOCKED_MAX: Final = 0.1
 """Part of the time that the engine may leave our oldest request alone: it shows that the limit
@@ -42,57 +41,11 @@ _ITL_MARGIN: Final = 1.1
 _FEW: Final = 2.0  # requests
 _SERVED_MEMORY_S: Final = 10.0
 _LEAST_STEP: Final = 0.02
-_CLOCK_S: Final = (1.0, 20.0)  # bounds of the time after which an increase doubles
-
-
-class Bound(Enum):
-    """What held a request back."""
-
-    REQUESTS = "requests"
-    TOKENS = "tokens"
-    PREFILL = "prefill"
-    HEADROOM = "headroom"  # it alone: the limit itself was not in the way
+_SHORTEST_CLOCK_S: Final = 1.0  # bounds of the time after which an increase doubles
+_LONGEST_CLOCK_S: Final = 20.0
 
 
 _HARD: Final = frozenset({Bound.REQUESTS, Bound.TOKENS})
-
-
-class Signals(msgspec.Struct, frozen=True, kw_only=True):
-    """What an endpoint's requests have shown in one round."""
-
-    seconds: float
-    answers: int
-    """First tokens, and answers in one piece, that came."""
-    bounds: frozenset[Bound]
-    requests: float
-    """In flight, on average, bypass included."""
-    tokens: float
-    serving: int
-    """Most requests that were served at the same time, bypass included."""
-    serving_tokens: int
-    """Most tokens that such requests hold."""
-    blocked: float
-    """Part of the time in which the front of the line was left alone."""
-    line_s: float
-    """Mean time that a request lost behind others' prompts."""
-    line_max_s: float
-    """How long that may be."""
-    stalls: int
-    """Running requests that were set aside."""
-    late: float
-    """Mean time that answers in one piece took, in parts of what they may take; above 1: too long,
-    0.0: not known, or not needed."""
-    hidden: int
-    """Requests that the engine reports as waiting, beyond those known to wait."""
-    itl_s: float
-    itl_target_s: float
-    """The strictest of the tiers in flight."""
-    lifetime_s: float
-    """Usual time from placement to the end."""
-    usual_prefill: float
-    """Uncached tokens of a usual prompt."""
-    foreign: bool
-    """Bypass takes more than its part: what the engine queues says nothing about us."""
 
 
 class AdaptiveLimit:
@@ -186,7 +139,7 @@ class AdaptiveLimit:
         if self.starting:
             self._requests *= 2 if seen.answers else 1
             return
-        clock_s = min(max(seen.lifetime_s, _CLOCK_S[0]), _CLOCK_S[1])
+        clock_s = min(max(seen.lifetime_s, _SHORTEST_CLOCK_S), _LONGEST_CLOCK_S)
         self._clean_s += seen.seconds
         step = max(1.0 / max(seen.requests, 1.0), _LEAST_STEP)
         share = min(0.5, step * 2 ** min(self._clean_s / clock_s, 20) * seen.seconds / clock_s)

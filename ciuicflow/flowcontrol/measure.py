@@ -9,14 +9,15 @@ from collections import OrderedDict
 from math import inf
 from typing import Final
 
-import msgspec
-
 from ciuicflow.flowcontrol.actions import RequestId
 from ciuicflow.flowcontrol.cost import Cost
-from ciuicflow.flowcontrol.limit import LINE_STEPS, START_REQUESTS, Bound, Signals
+from ciuicflow.flowcontrol.flight import Flight
+from ciuicflow.flowcontrol.limit import LINE_STEPS, START_REQUESTS
 from ciuicflow.flowcontrol.prefill import PrefillModel
+from ciuicflow.flowcontrol.signals import Bound, Signals
 
-_ROUND_S: Final = (0.05, 2.0)
+_SHORTEST_ROUND_S: Final = 0.05
+_LONGEST_ROUND_S: Final = 2.0
 _ALONE_FACTOR: Final = 1.5  # what stands in front of the line may take this times the prediction
 _MISSED_STEPS: Final = 8  # of the engine: then a running request was set aside
 _JOIN_STEPS: Final = 1.5  # a request waits for the step that runs, and is computed in the next
@@ -25,33 +26,6 @@ _REPORT_MAX_AGE_S: Final = 5.0
 _PEAK_KEPT: Final = 0.9  # from round to round
 _SMOOTH: Final = 0.1
 _SMOOTH_ROUND: Final = 0.3
-
-
-class Flight(msgspec.Struct, eq=False):
-    """One request's part at an endpoint."""
-
-    cost: Cost
-    itl_target_s: float
-    placed_s: float
-    share: float
-    """The part of the limits that it might fill."""
-    streams: bool
-    """Its tokens will be seen."""
-    lines_up: bool
-    """It stands in line until its first token."""
-    expected_tokens: int
-    """Of its answer, by its cost."""
-    alone: bool = False
-    """Nothing was in line when it came."""
-    front_s: float | None = None
-    """Since when nothing stands before it."""
-    serving: bool = False
-    last_s: float = 0.0
-    """When its last token came."""
-    step: int = 0
-    """The engine's, when its last token came."""
-    tokens: int = 0
-    """Put out so far."""
 
 
 class Observer:
@@ -90,7 +64,7 @@ class Observer:
         self._most_serving, self._most_serving_tokens = self._serving, self._serving_tokens
         self.bounds.clear()
         response_s = self.ttft_s or self._lifetime_s
-        self.round_ends_s = now + min(max(2 * response_s, _ROUND_S[0]), _ROUND_S[1])
+        self.round_ends_s = now + min(max(2 * response_s, _SHORTEST_ROUND_S), _LONGEST_ROUND_S)
         """After twice the time that an answer needs to begin."""
 
     # What happens to requests.
@@ -154,8 +128,16 @@ class Observer:
             self.line_tokens += cost.prefill_tokens - flight.cost.prefill_tokens
         flight.cost = cost
 
-    def released(self, now: float, id_: RequestId, flight: Flight, tokens: int | None) -> None:
-        """It has ended; `tokens` is the length of its answer where the engine told it."""
+    def released(
+        self, now: float, id_: RequestId, flight: Flight, tokens: int | None, *, answered: bool
+    ) -> None:
+        """It has ended; `tokens` is the length of its answer where the engine told it.
+
+        `answered`: by the engine, whole and well. Others tell nothing of what an answer takes.
+        """
+        if answered and not flight.tokens:
+            work = flight.cost.prefill_tokens + 2 * (tokens or flight.expected_tokens)
+            self._judge_whole(now - flight.placed_s, work)
         self._lifetime_s = _towards(self._lifetime_s, now - flight.placed_s)
         if not flight.serving:
             if flight.front_s is not None:
@@ -164,8 +146,6 @@ class Observer:
             return
         self._serving -= 1
         self._serving_tokens -= flight.cost.held_tokens
-        if not flight.streams and tokens:
-            self._judge_whole(now - flight.placed_s, flight.cost.prefill_tokens + 2 * tokens)
 
     def reported(self, now: float, waiting: int) -> None:
         """The engine says how many requests wait in it."""

@@ -3,13 +3,11 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-import msgspec
-
 from ciuicflow.flowcontrol.actions import Leg, Role
 from ciuicflow.flowcontrol.cost import Cost
+from ciuicflow.flowcontrol.entry import Entry, Placed
 from ciuicflow.flowcontrol.lanes import Lane
 from ciuicflow.flowcontrol.ledger import EndpointLedger
-from ciuicflow.flowcontrol.queue import Entry
 
 
 class Pick(Protocol):
@@ -26,14 +24,6 @@ def least_load(_: Entry, ledgers: Sequence[EndpointLedger], /) -> tuple[int, str
     loads = [ledger.load for ledger in ledgers]
     index = loads.index(min(loads))
     return index, f"least_load={loads[index]:.2f}"
-
-
-class Placed(msgspec.Struct, frozen=True):
-    """An entry that can go now, and where."""
-
-    entry: Entry
-    legs: tuple[Leg, ...]
-    reason: str
 
 
 class Placement:

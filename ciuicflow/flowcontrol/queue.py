@@ -9,45 +9,13 @@ from collections import OrderedDict
 from heapq import heapify, heappop, heappush
 from typing import Final
 
-import msgspec
-
-from ciuicflow.endpoint import EndpointId
 from ciuicflow.flowcontrol.actions import RequestId
-from ciuicflow.flowcontrol.cost import Cost
+from ciuicflow.flowcontrol.entry import Entry
 
 MAX_IDLE_TENANTS: Final = 10_000
 """Counters kept of tenants that have nothing queued; the least recent are forgotten."""
 
 _GARBAGE: Final = 16  # dead heap items that are not worth a rebuild
-
-
-class Entry(msgspec.Struct, eq=False):
-    """A queued request."""
-
-    id: RequestId
-    seq: int
-    """Unique, in order of arrival."""
-    tenant: str
-    tier: int
-    """Index by rank: 0 is served first."""
-    model: str | None
-    body_bytes: int
-    cost: Cost
-    enqueued_s: float
-    due_s: float
-    """Its place among its tenant's requests."""
-    expires_s: float
-    """When it leaves the queue, served or not."""
-    streams: bool
-    excluded: tuple[EndpointId, ...] = ()
-    """Endpoints that it could not be delivered to."""
-    flow: "_Flow | None" = None
-    """The queue of its tenant that holds it."""
-
-    @property
-    def queued(self) -> bool:
-        """Whether it waits."""
-        return self.flow is not None
 
 
 class _Flow:
@@ -65,7 +33,7 @@ class _Flow:
         self.by_arrival: list[Entry] = []
 
     def push(self, entry: Entry) -> None:
-        entry.flow = self
+        entry.holder = self
         self.pushes += 1
         heappush(self.by_deadline, (entry.due_s, self.pushes, entry))
         self.by_arrival.append(entry)
@@ -74,22 +42,22 @@ class _Flow:
 
     def drop(self, entry: Entry) -> None:
         """Count an entry out; it stays in the heap as garbage."""
-        entry.flow = None
+        entry.holder = None
         self.length -= 1
         self.work -= entry.cost.work
         if len(self.by_deadline) > 2 * self.length + _GARBAGE:
-            self.by_deadline = [item for item in self.by_deadline if item[2].flow is self]
+            self.by_deadline = [item for item in self.by_deadline if item[2].holder is self]
             heapify(self.by_deadline)
         if len(self.by_arrival) > 2 * self.length + _GARBAGE:
-            self.by_arrival = [entry for entry in self.by_arrival if entry.flow is self]
+            self.by_arrival = [entry for entry in self.by_arrival if entry.holder is self]
 
     def first(self) -> Entry:
-        while self.by_deadline[0][2].flow is not self:
+        while self.by_deadline[0][2].holder is not self:
             heappop(self.by_deadline)
         return self.by_deadline[0][2]
 
     def newest(self) -> Entry:
-        while self.by_arrival[-1].flow is not self:
+        while self.by_arrival[-1].holder is not self:
             self.by_arrival.pop()
         return self.by_arrival[-1]
 

@@ -7,9 +7,9 @@ import msgspec
 
 from ciuicflow.endpoint import EndpointId
 from ciuicflow.flowcontrol.actions import Endpoint
+from ciuicflow.flowcontrol.entry import Entry
 from ciuicflow.flowcontrol.lanes import Lane
 from ciuicflow.flowcontrol.ledger import EndpointLedger
-from ciuicflow.flowcontrol.queue import Entry
 from ciuicflow.flowcontrol.tiers import TierConfig
 
 _MAX_MODELS: Final = 1024  # names remembered; clients choose them where endpoints serve any

@@ -15,12 +15,17 @@ State = dict[str, Any]
 
 
 class AdminServer:
-    """Serves /metrics, /healthz, /readyz and /flow/state with aiohttp."""
+    """Serves /metrics, /healthz, /readyz and /flow/state, and takes the kill switch, by aiohttp."""
 
     def __init__(
-        self, metrics: Metrics, ready: Callable[[], list[str]], state: Callable[[], State]
+        self,
+        metrics: Metrics,
+        ready: Callable[[], list[str]],
+        state: Callable[[], State],
+        set_flow: Callable[[bool], None],
     ) -> None:
         """Take what to serve; `ready` returns the reasons why not, none when ready."""
+        self._set_flow = set_flow
         self._metrics = metrics
         self._ready = ready
         self._state = state
@@ -31,6 +36,8 @@ class AdminServer:
                 web.get("/healthz", self._get_health),
                 web.get("/readyz", self._get_ready),
                 web.get("/flow/state", self._get_state),
+                web.post("/flow/disable", self._disable_flow),
+                web.post("/flow/enable", self._enable_flow),
             ]
         )
         self._runner = web.AppRunner(app, access_log=None, handle_signals=False)
@@ -64,3 +71,11 @@ class AdminServer:
     async def _get_state(self, _request: web.Request) -> web.Response:
         body = msgspec.json.format(msgspec.json.encode(self._state()))
         return web.Response(body=body, content_type="application/json")
+
+    async def _disable_flow(self, _request: web.Request) -> web.Response:
+        self._set_flow(False)
+        return web.Response(text="every request bypasses, until /flow/enable or a reload\n")
+
+    async def _enable_flow(self, _request: web.Request) -> web.Response:
+        self._set_flow(True)
+        return web.Response(text="requests that opt in are under flow control\n")

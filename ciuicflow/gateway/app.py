@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any, Final
 
 import aiohttp
+import msgspec
 
 from ciuicflow import __version__
 from ciuicflow.config import Address, Config
@@ -23,7 +24,9 @@ from ciuicflow.observability.logs import LogWriter
 from ciuicflow.observability.metrics import EndpointSample, Metrics
 from ciuicflow.routing.table import POLICIES
 from ciuicflow.runtime import lag
+from ciuicflow.runtime.dispatcher import Dispatcher
 from ciuicflow.runtime.probe import Prober, ProbeTarget
+from ciuicflow.runtime.report import Reporter, ReportTarget
 
 log = logging.getLogger("ciuicflow")
 
@@ -41,10 +44,15 @@ class App:
         self._deadlines = Deadlines(config.timeouts)
         inbox = Inbox()
         self._endpoints = EndpointTable(config, self._deadlines, inbox)
+        self._dispatcher = Dispatcher(
+            config.flow, lambda: [endpoint.for_flow() for endpoint in self._endpoints]
+        )
+        self._dispatcher.watch(self._endpoints.states)
         self._metrics = Metrics(
             endpoints=self._samples,
             client_connections=lambda: self._server.connections,
             log_lines_dropped=lambda: log_writer.dropped,
+            queue_depths=self._queue_depths,
         )
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(force_close=True, limit=0),
@@ -55,18 +63,29 @@ class App:
             lambda: _probe_targets(list(self._endpoints)),
             config.health,
             lambda state: self._metrics.upstream_failure(state.id, "probe"),
+            self._dispatcher.endpoints_changed,
+        )
+        self._reporter = Reporter(
+            self._session,
+            lambda: _report_targets(list(self._endpoints)),
+            lambda: self._handler.flow_enabled and self._dispatcher.active,
+            lambda endpoint, report: self._dispatcher.report(endpoint, report.waiting),
         )
         self._models = ModelLister(self._session, config.timeouts.connect_s)
         self._handler = Handler(
             config,
             self._endpoints,
             POLICIES[config.routing](random.Random()),
+            self._dispatcher,
             self._models,
             self._metrics,
             log_writer,
+            f"{random.SystemRandom().getrandbits(32):08x}",
         )
         self._server = ClientServer(config, self._handler, self._deadlines, inbox)
-        self._admin = AdminServer(self._metrics, self._not_ready, self._state)
+        self._admin = AdminServer(
+            self._metrics, self._not_ready, self._state, self._handler.set_flow
+        )
         self._background: list[asyncio.Task[None]] = []
         self._reloading = asyncio.Lock()
 
@@ -82,6 +101,7 @@ class App:
         loop = asyncio.get_running_loop()
         self._background += [
             loop.create_task(self._prober.run()),
+            loop.create_task(self._reporter.run()),
             loop.create_task(lag.measure(self._set_lag)),
         ]
         return f"ready listen={listen} admin={admin}"
@@ -121,7 +141,10 @@ class App:
         self._server.configure(config)
         if config.routing != self._config.routing:
             self._handler.policy = POLICIES[config.routing](random.Random())
-        self._config = self._handler.config = config
+        self._config = config
+        self._dispatcher.watch(self._endpoints.states)
+        self._dispatcher.configure(config.flow)
+        self._handler.configure(config)
         self._deadlines.configure(config.timeouts)
         self._log_writer.configure(config.log)
         self._prober.policy = config.health
@@ -152,6 +175,7 @@ class App:
         self._server.shut_down()
         for task in self._background:
             task.cancel()
+        self._dispatcher.close()
         self._endpoints.close()
         self._deadlines.close()
         await self._admin.close()
@@ -168,9 +192,23 @@ class App:
             raise ConfigError("$.tls cannot be switched on or off without a restart")
 
     def _samples(self) -> Iterator[EndpointSample]:
+        ledgers = {ledger.id: ledger for ledger in self._dispatcher.snapshot().endpoints}
         for endpoint in self._endpoints:
             state, pool = endpoint.state, endpoint.pool
-            yield EndpointSample(state.id, state.up, state.in_flight, pool.idle, pool.busy)
+            ledger = ledgers[state.id]
+            yield EndpointSample(
+                state.id,
+                state.up,
+                state.in_flight,
+                pool.idle,
+                pool.busy,
+                ledger.tokens_in_flight,
+                ledger.limit_tokens,
+                ledger.limit_requests,
+            )
+
+    def _queue_depths(self) -> dict[str, int]:
+        return {tier.name: tier.queued for tier in self._dispatcher.snapshot().tiers}
 
     def _not_ready(self) -> list[str]:
         reasons = []
@@ -190,6 +228,10 @@ class App:
             "draining": self._server.draining,
             "routing": self._config.routing,
             "client_connections": self._server.connections,
+            "flow": {
+                "enabled": self._handler.flow_enabled,
+                **msgspec.to_builtins(self._dispatcher.snapshot()),
+            },
             "endpoints": [
                 _describe(endpoint.state)
                 | {
@@ -212,6 +254,18 @@ def _probe_targets(endpoints: Collection[Endpoint]) -> Iterator[ProbeTarget]:
             upstream.probe_headers,
             endpoint.tls,
             upstream.models is None and several,
+        )
+
+
+def _report_targets(endpoints: Collection[Endpoint]) -> Iterator[ReportTarget]:
+    for endpoint in endpoints:
+        upstream = endpoint.upstream
+        yield ReportTarget(
+            endpoint.state.id,
+            str(endpoint.address),
+            upstream.engine,
+            upstream.probe_headers,
+            endpoint.tls,
         )
 
 

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 
 from ciuicflow.config import Config, Upstream
 from ciuicflow.endpoint import EndpointId, EndpointState
+from ciuicflow.engines.table import ADAPTERS
+from ciuicflow.flowcontrol.actions import Endpoint as FlowEndpoint
 from ciuicflow.gateway.deadlines import Deadlines
 from ciuicflow.gateway.headers import RequestHead, upstream_head
 from ciuicflow.gateway.inbox import Inbox
@@ -34,10 +36,24 @@ class Endpoint:
         self._prefix = self.address.prefix.encode()
         self._authority = self.address.authority.encode()
 
-    def request_head(self, head: RequestHead) -> bytes:
-        """Build the head that this upstream gets."""
+        self.priority_order = (
+            ADAPTERS[upstream.engine].priority_order if upstream.send_priority else None
+        )
+
+    def request_head(self, head: RequestHead, lines: bytes | None = None) -> bytes:
+        """Build the head that this upstream gets, with these field lines instead of its own."""
         own_host = self._own_host or not head.has_host
-        return upstream_head(head, self._prefix, self._authority if own_host else None)
+        return upstream_head(head, self._prefix, self._authority if own_host else None, lines)
+
+    def for_flow(self) -> FlowEndpoint:
+        """Return what flow control must know of it now."""
+        return FlowEndpoint(
+            id=self.state.id,
+            models=self.state.models,
+            up=self.state.up,
+            max_requests=self.upstream.max_requests,
+            max_tokens=self.upstream.max_tokens,
+        )
 
 
 class EndpointTable:

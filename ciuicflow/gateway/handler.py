@@ -12,17 +12,23 @@ from collections.abc import Collection, Coroutine
 from typing import Any, Final
 
 from ciuicflow.config import Config
-from ciuicflow.endpoint import EndpointId
+from ciuicflow.endpoint import EndpointId, EndpointState
+from ciuicflow.flowcontrol.actions import Dispatch, Item
+from ciuicflow.gateway.admission import Admission
+from ciuicflow.gateway.body import BodyFields, read_fields, with_priority
+from ciuicflow.gateway.callers import Callers, TrustedPeers
 from ciuicflow.gateway.endpoints import Endpoint, EndpointTable
-from ciuicflow.gateway.models import ModelLister, is_model_list, model_in_body, model_in_path
+from ciuicflow.gateway.models import ModelLister, is_model_list, model_in_path
 from ciuicflow.gateway.relay import Exchange
 from ciuicflow.gateway.responses import ANSWERS
-from ciuicflow.observability.lines import RequestLine
+from ciuicflow.observability.lines import FlowLine, RequestLine
 from ciuicflow.observability.logs import LogWriter
 from ciuicflow.observability.metrics import Metrics
+from ciuicflow.observability.traffic import TierTraffic, Traffic
 from ciuicflow.request import Outcome
 from ciuicflow.routing.base import Choice, RoutingPolicy, UnknownModel, eligible
 from ciuicflow.routing.health import record_failure, record_live_success
+from ciuicflow.runtime.dispatcher import Dispatcher
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +42,14 @@ _ENDPOINT_FAULTS: Final = {
 }
 
 
+class TierCounters:
+    """Where the requests of one tier are counted."""
+
+    def __init__(self, metrics: Metrics, tier: str) -> None:
+        self.opted_in = metrics.traffic("enabled", tier)
+        self.further: TierTraffic = metrics.tier(tier)
+
+
 class Handler:
     """Takes exchanges from the client side, finds each an endpoint, and accounts for them."""
 
@@ -44,20 +58,47 @@ class Handler:
         config: Config,
         endpoints: EndpointTable,
         policy: RoutingPolicy,
+        dispatcher: Dispatcher,
         models: ModelLister,
         metrics: Metrics,
         log_writer: LogWriter,
+        instance: str,
     ) -> None:
-        self.config = config
+        """Take the parts; `instance` begins the request ids of this process."""
+        self.instance = instance
         self.endpoints = endpoints
         self.policy = policy
         self.draining = False
+        self._dispatcher = dispatcher
         self._models = models
         self._metrics = metrics
         self._bypass = metrics.traffic("bypass", "none")
         self._log = log_writer
         self._buffered_bytes = 0
         self._tasks: set[asyncio.Task[None]] = set()
+        self.configure(config)
+
+    def configure(self, config: Config) -> None:
+        """Take over reloaded settings."""
+        self.config = config
+        self._callers = Callers(config.flow)
+        self._peers = TrustedPeers(config.trusted_peers)
+        self._bypass_tier = config.flow.bypass_tier
+        self._ranks = len(config.flow.tiers)
+        self._rank = {
+            tier.name: rank
+            for rank, tier in enumerate(sorted(config.flow.tiers, key=lambda tier: tier.rank))
+        }
+        self.tiers = {name: TierCounters(self._metrics, name) for name in self._rank}
+        self.set_flow(config.flow.enabled)
+
+    def set_flow(self, enabled: bool) -> None:
+        """Throw the kill switch: without flow control every request bypasses, those queued too."""
+        self.flow_enabled = enabled
+        if not enabled:
+            for waiter in self._dispatcher.release_all():
+                assert isinstance(waiter, Admission)
+                waiter.leave_flow()
 
     @property
     def retry_after_s(self) -> float:
@@ -72,7 +113,15 @@ class Handler:
         head = exchange.head
         if head.method == b"CONNECT":
             exchange.refuse(Outcome.METHOD_REFUSED)
-        elif self.endpoints.sole is not None:
+        elif self.flow_enabled and (head.flow is not None or self._bypass_tier):
+            self._enter_flow(exchange)
+        else:
+            self._bypass_flow(exchange)
+
+    def _bypass_flow(self, exchange: Exchange) -> None:
+        """Send a request on without delay."""
+        head = exchange.head
+        if self.endpoints.sole is not None:
             self.place(exchange)  # whatever it asks for, it asks that one
         elif is_model_list(head):
             exchange.connecting = self._spawn(exchange, self._list_models(exchange))
@@ -84,8 +133,81 @@ class Handler:
 
     def collected(self, exchange: Exchange) -> None:
         """Go on with a request whose whole body is here."""
-        exchange.model = model_in_body(exchange.payload())
-        self.place(exchange)
+        body = exchange.payload()
+        fields = read_fields(body)
+        exchange.model = fields.model
+        if exchange.admission is not None and self.flow_enabled:
+            self._enqueue(exchange, exchange.admission, fields, len(body))
+        else:
+            exchange.admission = None  # switched off in the meantime
+            self.place(exchange)
+
+    # 1a. Opted in: who asks, and may it go now? Others go to 2 at once.
+
+    def _enter_flow(self, exchange: Exchange) -> None:
+        fields = exchange.head.flow
+        if fields is None:
+            tier = self._bypass_tier
+            assert tier is not None
+            tenant, lines = "", None
+        else:
+            caller = self._callers.identify(fields)
+            if caller is None:
+                exchange.refuse(Outcome.UNKNOWN_KEY)
+                return
+            tier, tenant, lines = caller.tier, caller.tenant, fields.lines
+        exchange.admission = Admission(self, self._dispatcher, exchange, tier, tenant, lines)
+        if exchange.head.method == b"POST" and exchange.has_body and not exchange.head.upgrade:
+            exchange.collect()  # what it costs is in the body: `collected` goes on
+        else:
+            self._bypass_flow(exchange)
+
+    def _enqueue(
+        self, exchange: Exchange, admission: Admission, fields: BodyFields, body_bytes: int
+    ) -> None:
+        """Ask flow control; the verdict is `granted` or a refusal, maybe before this returns."""
+        head = exchange.head.flow
+        now = time.monotonic()
+        admission.streams = fields.stream
+        admission.in_flow = True
+        if not admission.tenant:
+            address = self._peers.client(exchange.client.peer, head.forwarded_for if head else "")
+            admission.tenant = f"user:{fields.user}" if fields.user else f"address:{address}"
+        if self.endpoints.models_known and not self._may_serve(fields.model):
+            admission.in_flow = False
+            self._refuse_model(exchange)
+            return
+        self._dispatcher.enqueue(
+            Item(
+                id=admission.id,
+                tenant=admission.tenant,
+                tier=admission.tier,
+                model=fields.model,
+                body_bytes=body_bytes,
+                max_tokens=fields.max_tokens,
+                deadline_s=now + head.deadline_ms / 1e3 if head and head.deadline_ms else None,
+                streams=fields.stream,
+            ),
+            admission,
+        )
+
+    def _may_serve(self, model: str | None) -> bool:
+        return any(state.may_serve(model) for state in self.endpoints.states)
+
+    def granted(self, exchange: Exchange, grant: Dispatch) -> None:
+        """Send a request to where flow control has made room for it."""
+        endpoint = self.endpoints[grant.legs[0].endpoint]
+        self._assign(exchange, endpoint, grant.reason)
+        self._give_priority(exchange, endpoint)
+        self._send(exchange, endpoint)
+
+    def _give_priority(self, exchange: Exchange, endpoint: Endpoint) -> None:
+        """Tell an engine that has priorities of its own, where the operator wants that."""
+        order = endpoint.priority_order
+        admission = exchange.admission
+        if order is not None and admission is not None and admission.lines is not None:
+            value = order.value_of(self._rank[admission.tier], self._ranks)
+            exchange.replace_body(with_priority(exchange.payload(), value))
 
     # 2. Which endpoint?
 
@@ -98,6 +220,9 @@ class Handler:
             endpoint = self._choose(exchange)
             if endpoint is None:
                 return
+        self._send(exchange, endpoint)
+
+    def _send(self, exchange: Exchange, endpoint: Endpoint) -> None:
         upstream = endpoint.pool.checkout() if exchange.replayable else None
         if upstream is not None:
             exchange.attach(upstream)
@@ -108,8 +233,7 @@ class Handler:
         try:
             candidates = eligible(self.endpoints.states, exchange.model, excluded)
         except UnknownModel:
-            detail = f"`{exchange.model}`"[:200]
-            exchange.refuse(Outcome.UNKNOWN_MODEL, detail=detail, param="model")
+            self._refuse_model(exchange)
             return None
         if not candidates:
             self._unassign(exchange)
@@ -126,13 +250,30 @@ class Handler:
         self._unassign(exchange)
         exchange.endpoint = endpoint
         exchange.why = why
-        endpoint.state.in_flight += 1
+        state = endpoint.state
+        state.in_flight += 1
+        if exchange.admission is None:
+            state.bypass_in_flight += 1
+            state.bypass_arrived += 1
+            state.bypass_bytes += exchange.head.content_length
 
     def _unassign(self, exchange: Exchange) -> None:
         if exchange.endpoint is not None:
-            exchange.endpoint.state.in_flight -= 1
+            self._discount(exchange, exchange.endpoint.state)
             exchange.endpoint = None
             exchange.why = ""
+
+    def _discount(self, exchange: Exchange, state: EndpointState) -> None:
+        state.in_flight -= 1
+        if exchange.admission is None:
+            state.bypass_in_flight -= 1
+            state.bypass_bytes -= exchange.head.content_length
+            if self._dispatcher.waiting:
+                self._dispatcher.bypass_left()
+
+    def _refuse_model(self, exchange: Exchange) -> None:
+        detail = f"`{exchange.model}`"[:200]
+        exchange.refuse(Outcome.UNKNOWN_MODEL, detail=detail, param="model")
 
     # 3. Connect, where no connection is idle; go to another endpoint where that fails.
 
@@ -146,6 +287,11 @@ class Handler:
             except (OSError, UnicodeError) as error:  # UnicodeError: a host name that can't be one
                 exchange.detail = f"{endpoint.state.id}: {_spell(error)}"
                 self._failed(endpoint, "connect", exchange.detail)
+                if exchange.admission is not None and exchange.admission.in_flow:
+                    exchange.connecting = None
+                    self._unassign(exchange)
+                    exchange.admission.undeliverable(endpoint.state.id)
+                    return
                 tried.append(endpoint.state.id)
                 next_endpoint = self._choose(exchange, tried)
             else:
@@ -167,10 +313,12 @@ class Handler:
         """Account for an exchange; called exactly once for each."""
         now = time.monotonic()
         duration_s = now - exchange.started_s
-        self._bypass.observe(outcome, exchange.status, duration_s, now)
+        admission = exchange.admission
+        traffic = self._bypass if admission is None else self._traffic(admission)
+        traffic.observe(outcome, exchange.status, duration_s, now)
         endpoint = exchange.endpoint
         if endpoint is not None:
-            endpoint.state.in_flight -= 1
+            self._discount(exchange, endpoint.state)
             if outcome is not _COMPLETED or exchange.status >= 500 or endpoint.state.failures:
                 self._judge(endpoint, exchange, outcome)
         if self._log.requests:
@@ -188,8 +336,19 @@ class Handler:
                     exchange.bytes_in,
                     exchange.bytes_out,
                     exchange.client.peer,
+                    _flow_line(admission) if admission is not None else None,
                 )
             )
+        if admission is not None:
+            admission.ended(outcome)
+
+    def _traffic(self, admission: Admission) -> Traffic:
+        if admission.lines is None:
+            return self._metrics.traffic("bypass", admission.tier)
+        counters = self.tiers.get(admission.tier)
+        if counters is None:  # a reload has removed its tier
+            return self._metrics.traffic("enabled", admission.tier)
+        return counters.opted_in
 
     def refused(self, peer: str, outcome: Outcome) -> None:
         """Account for bytes that never became a request."""
@@ -208,6 +367,7 @@ class Handler:
             if exchange.status < 500:
                 if record_live_success(endpoint.state):
                     log.info("endpoint is up again", extra={"endpoint": endpoint.state.id})
+                    self._dispatcher.endpoints_changed()
                 return
             fault = "5xx"
         if fault is not None:
@@ -220,6 +380,7 @@ class Handler:
                 "endpoint is down: the next requests go to others while there are any",
                 extra={"endpoint": endpoint.state.id, "reason": detail},
             )
+            self._dispatcher.endpoints_changed()
 
     # Beside the path.
 
@@ -252,6 +413,20 @@ class Handler:
         self._tasks.add(task)
         task.add_done_callback(done)
         return task
+
+
+def _flow_line(admission: Admission) -> FlowLine:
+    usage = admission.usage
+    return FlowLine(
+        admission.request_id,
+        admission.tier,
+        admission.tenant,
+        admission.waited_s * 1e3,
+        admission.ttft_s * 1e3 if admission.ttft_s >= 0 else None,
+        usage.prompt_tokens if usage is not None else None,
+        usage.cached_tokens if usage is not None else None,
+        usage.completion_tokens if usage is not None else admission.tokens or None,
+    )
 
 
 def _spell(error: Exception) -> str:

@@ -14,15 +14,16 @@ from typing import Final
 import httptools
 
 from ciuicflow.errors import BadRequest, BadResponse, Unsupported
+from ciuicflow.gateway.optin import OPT_IN, FlowFields, opts_in
 
 # Hop-by-hop fields (RFC 9110 section 7.6.1), and those that frame or steer a message; llhttp has
 # made sure that no space stands before a colon. The look-ahead saves most lines a closer look.
 _HOP: Final = rb"connection|keep-alive|proxy-[a-z-]+|te|trailer|transfer-encoding|upgrade"
 _REQUEST_FIELDS: Final = re.compile(
-    rb"\n(?=[cehkptu])(content-length|host|expect|%b):[ \t]*([^\r]*)\r" % _HOP
+    rb"\n(?=[cehkptux])(content-length|host|expect|x-ciuic-flow|%b):[ \t]*([^\r]*)\r" % _HOP
 )
 _RESPONSE_FIELDS: Final = re.compile(
-    rb"\n(?=[ckptu])(content-length|content-type|%b):[ \t]*([^\r]*)\r" % _HOP
+    rb"\n(?=[ckptu])(content-encoding|content-length|content-type|%b):[ \t]*([^\r]*)\r" % _HOP
 )
 _HOP_BY_HOP: Final = re.compile(rb"\n(?:%b):[^\r]*\r" % _HOP)
 _Fields = list[tuple[bytes, bytes]]
@@ -35,6 +36,10 @@ _KEEP_ALIVE_TIMEOUT: Final = re.compile(rb"timeout\s*=\s*(\d{1,6})")
 # frames, addresses or authorises the request (hop-by-hop header abuse).
 _NOT_NOMINABLE: Final = frozenset(
     {b"close", b"keep-alive", b"upgrade", b"content-length", b"host", b"authorization"}
+)
+# Of a response: what has been looked at and goes on as it is.
+_KEPT: Final = frozenset(
+    {b"transfer-encoding", b"content-type", b"content-length", b"content-encoding"}
 )
 _HTTP_10: Final = b"HTTP/1.0"
 _HTTP_11: Final = b"HTTP/1.1"
@@ -54,6 +59,7 @@ class RequestHead:
         "chunked",
         "content_length",
         "expects_continue",
+        "flow",
         "has_host",
         "http11",
         "keep_alive",
@@ -90,6 +96,7 @@ class RequestHead:
         self.chunked = False
         self.expects_continue = False
         self.upgrade = b""  # the protocols asked for
+        self.flow: FlowFields | None = None  # of an opted-in request
         # The whole head where it can go on as it is; empty: it must be built.
         self.verbatim = raw if self.http11 and start_line == b" ".join(words) else b""
         self._read_fields(_REQUEST_FIELDS.findall(raw.lower()))
@@ -99,6 +106,7 @@ class RequestHead:
     def _read_fields(self, fields: _Fields) -> None:
         hosts = 0
         hop_by_hop = False
+        opting: list[bytes] = []
         for name, value in fields:
             if name == b"host":
                 hosts += 1
@@ -110,6 +118,8 @@ class RequestHead:
             elif name == b"expect":
                 # RFC 9110 section 10.1.1: to be ignored in HTTP/1.0.
                 self.expects_continue = self.http11 and value.strip() == b"100-continue"
+            elif name == OPT_IN:
+                opting.append(value)
             else:
                 hop_by_hop = True
         if hosts != 1 and (self.http11 or hosts):
@@ -117,6 +127,8 @@ class RequestHead:
         self.has_host = hosts == 1
         if hop_by_hop:
             self._read_hop_by_hop(fields)
+        if opts_in(opting):
+            self.flow = FlowFields(self.lines)
 
     def _read_hop_by_hop(self, fields: _Fields) -> None:
         options = _options(fields)
@@ -143,6 +155,8 @@ class RequestHead:
             self.has_host = True
             self.verbatim = b""
             self.target, self.lines = _origin_form(self.method, self.target, self.lines)
+            if self.flow is not None:
+                self.flow = FlowFields(self.lines)
 
 
 class ResponseHead:
@@ -151,6 +165,7 @@ class ResponseHead:
     __slots__ = (
         "chunked",
         "content_length",
+        "encoded",
         "event_stream",
         "keep_alive",
         "keep_alive_s",
@@ -182,6 +197,7 @@ class ResponseHead:
         self.content_length = -1  # none given
         self.chunked = False
         self.event_stream = False
+        self.encoded = False  # compressed: what it says cannot be read
         self.upgrade = b""
         # The whole head where it can go on as it is, chunked or not; empty: it must be built.
         self.verbatim = raw if http11 else b""
@@ -192,6 +208,8 @@ class ResponseHead:
                 self.event_stream = value.startswith(b"text/event-stream")
             elif name == b"content-length":
                 self.content_length = int(value)
+            elif name == b"content-encoding":
+                self.encoded = value.strip() not in (b"", b"identity")
             else:
                 hop_by_hop = True
         if hop_by_hop:
@@ -211,7 +229,7 @@ class ResponseHead:
                     self.keep_alive_s = float(hint[1])
             elif name == b"upgrade" and b"upgrade" in options:
                 self.upgrade = field_value(self.lines, b"upgrade")
-            if name not in (b"transfer-encoding", b"content-type", b"content-length"):
+            if name not in _KEPT:
                 self.verbatim = b""
         self.lines = _end_to_end(self.lines, options)
 
@@ -234,15 +252,19 @@ def read_response_head(raw: bytes) -> ResponseHead:
     return _remembered_response(raw) if len(raw) <= _REMEMBERED_BYTES else ResponseHead(raw)
 
 
-def upstream_head(head: RequestHead, prefix: bytes, host: bytes | None) -> bytes:
+def upstream_head(
+    head: RequestHead, prefix: bytes, host: bytes | None, lines: bytes | None = None
+) -> bytes:
     """Build the head that goes upstream.
 
     `prefix` is the path under which the upstream lives, without a trailing slash; `host` replaces
-    the Host field where the upstream must be called by its own name.
+    the Host field where the upstream must be called by its own name; `lines` are sent instead of
+    the head's own fields.
     """
-    if head.verbatim and host is None and not prefix:
-        return head.verbatim
-    lines = head.lines
+    if lines is None:
+        if head.verbatim and host is None and not prefix:
+            return head.verbatim
+        lines = head.lines
     if host is not None:
         lines = b"Host: " + host + b"\r\n" + drop_fields(lines, (b"host",))
     if head.chunked:
@@ -254,16 +276,27 @@ def upstream_head(head: RequestHead, prefix: bytes, host: bytes | None) -> bytes
     return b"%b %b HTTP/1.1\r\n%b\r\n" % (head.method, head.target, lines)
 
 
-def client_head(head: ResponseHead, *, chunked: bool, connection: bytes) -> bytes:
-    """Build the head that goes to the client; `connection` is its Connection field, or empty."""
+def client_head(
+    head: ResponseHead, *, chunked: bool, connection: bytes, extra: bytes = b""
+) -> bytes:
+    """Build the head that goes to the client.
+
+    `connection` is its Connection field, or empty; `extra` are field lines of the gateway's own.
+    """
     if head.verbatim and not connection and chunked == head.chunked:
-        return head.verbatim  # its Transfer-Encoding among the rest
-    lines = head.lines
+        # Its Transfer-Encoding is among the rest.
+        return head.verbatim[:-2] + extra + b"\r\n" if extra else head.verbatim
+    lines = head.lines + extra
     if chunked:
         lines += b"Transfer-Encoding: chunked\r\n"
     if connection:
         lines += b"Connection: " + connection + b"\r\n"
     return b"HTTP/1.1 %d%b\r\n%b\r\n" % (head.status, head.reason, lines)
+
+
+def with_length(lines: bytes, length: int) -> bytes:
+    """Return field lines for a body of another length."""
+    return drop_fields(lines, (b"content-length",)) + b"Content-Length: %d\r\n" % length
 
 
 def drop_fields(lines: bytes, names: Iterable[bytes]) -> bytes:

@@ -24,24 +24,6 @@ class Listing(msgspec.Struct, frozen=True):
     body: bytes
 
 
-class _ModelField(msgspec.Struct):
-    model: str | None = None
-
-
-_model_field: Final = msgspec.json.Decoder(_ModelField)
-
-
-def model_in_body(body: bytes) -> str | None:
-    """Return the model that a JSON body names; None: none, or no JSON, so any endpoint may judge.
-
-    The rest of the body is skipped, not decoded into Python objects.
-    """
-    try:
-        return _model_field.decode(body).model
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-
-
 def is_model_list(head: RequestHead) -> bool:
     """Whether the request asks for all models."""
     return head.method == b"GET" and head.target.partition(b"?")[0] in _PATHS

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Final
 from ciuicflow.errors import BadResponse
 from ciuicflow.gateway import responses
 from ciuicflow.gateway.framing import ChunkedBody
-from ciuicflow.gateway.headers import RequestHead, ResponseHead, client_head
+from ciuicflow.gateway.headers import RequestHead, ResponseHead, client_head, with_length
 from ciuicflow.gateway.upstream import UpstreamConnection
 from ciuicflow.request import Outcome
 
 if TYPE_CHECKING:
+    from ciuicflow.gateway.admission import Admission
     from ciuicflow.gateway.endpoints import Endpoint
     from ciuicflow.gateway.handler import Handler
     from ciuicflow.gateway.server import ClientConnection
@@ -35,6 +36,7 @@ class Exchange:
     endpoint: "Endpoint | None" = None
     upstream: UpstreamConnection | None = None
     connecting: asyncio.Task[None] | None = None
+    admission: "Admission | None" = None  # of an opted-in request
     model: str | None = None  # that it asks for, where that decides the endpoint
     why = ""  # the endpoint was chosen
     detail = ""  # of a failure
@@ -46,6 +48,7 @@ class Exchange:
     retried = False
     collecting = False  # the whole body is wanted before an endpoint is chosen
     _held_bytes = 0
+    _other_length = -1  # of a body that replaces the client's
     _counted_bytes = 0  # of the bound on all bodies that are held
     _keeping = True  # the request, to be sent again
     _keep = False  # the client connection, for its next request
@@ -144,7 +147,7 @@ class Exchange:
         assert endpoint is not None
         self.connecting = None
         self.upstream = upstream
-        data = b"".join([endpoint.request_head(self.head), *self._held])
+        data = b"".join([endpoint.request_head(self.head, self._lines()), *self._held])
         self.client.read(True)
         if not self.replayable:
             self._let_go()
@@ -154,6 +157,18 @@ class Exchange:
         if self.head.expects_continue and not self._continued:
             loop = asyncio.get_running_loop()
             self._continue_timer = loop.call_later(CONTINUE_GRACE_S, self.send_continue)
+
+    def _lines(self) -> bytes | None:
+        """Return the header fields to send upstream; None: the head's own."""
+        lines = self.admission.lines if self.admission is not None else None
+        if self._other_length < 0:
+            return lines
+        return with_length(self.head.lines if lines is None else lines, self._other_length)
+
+    def replace_body(self, body: bytes) -> None:
+        """Send another body than the one that was collected."""
+        self._held = [body]
+        self._held_bytes = self._other_length = len(body)
 
     def _let_go(self) -> None:
         """Keep no byte of the request any longer: it cannot be sent again."""
@@ -229,10 +244,15 @@ class Exchange:
             and not self._handler.draining
         )
         connection = b"close" if not self._keep else b"" if self.head.http11 else b"keep-alive"
-        start = client_head(head, chunked=chunked, connection=connection)
+        extra = b""
+        if self.admission is not None:
+            extra = self.admission.response_lines()
+            self.admission.answered(head)
+            self.admission.body(body)
+        start = client_head(head, chunked=chunked, connection=connection, extra=extra)
         if self._dechunk is not None:
             self.client.write(start)
-            self.response_body(body, done=done)
+            self._relay_body(body, done=done)
             return
         self.bytes_out = len(body)
         self.client.write(start + body if body else start)
@@ -241,6 +261,11 @@ class Exchange:
 
     def response_body(self, data: bytes, *, done: bool) -> None:
         """Send body bytes on as they came."""
+        if self.admission is not None:
+            self.admission.body(data)
+        self._relay_body(data, done=done)
+
+    def _relay_body(self, data: bytes, *, done: bool) -> None:
         self.bytes_out += len(data)
         if self._dechunk is not None:
             payload: list[bytes] = []
@@ -271,8 +296,18 @@ class Exchange:
 
     # Endings.
 
-    def refuse(self, outcome: Outcome, *, detail: str = "", param: str | None = None) -> None:
-        """Answer in the gateway's own words and end; after the first response byte, break off."""
+    def refuse(
+        self,
+        outcome: Outcome,
+        *,
+        detail: str = "",
+        param: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        """Answer in the gateway's own words and end; after the first response byte, break off.
+
+        A 503 says when to come back in any case, a 429 where `retry_after_s` is given.
+        """
         if self._finished:
             return
         self._detach()
@@ -283,7 +318,10 @@ class Exchange:
         answer = responses.ANSWERS[outcome]
         assert answer is not None
         body = responses.error_body(answer, detail=detail, param=param)
-        retry_after_s = self._handler.retry_after_s if answer.status == 503 else None
+        if answer.status == 503 and retry_after_s is None:
+            retry_after_s = self._handler.retry_after_s
+        elif answer.status not in (429, 503):
+            retry_after_s = None
         self.answer(answer.status, body, outcome=outcome, retry_after_s=retry_after_s)
 
     def answer(
@@ -306,6 +344,7 @@ class Exchange:
                 retry_after_s=retry_after_s,
                 connection="close" if not keep else "" if self.head.http11 else "keep-alive",
                 head_only=self.head_request,
+                extra=self.admission.response_lines().decode() if self.admission else "",
             )
         )
         self.finish(outcome)

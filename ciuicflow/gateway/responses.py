@@ -89,11 +89,13 @@ def build(
     connection: str = "",
     retry_after_s: float | None = None,
     head_only: bool = False,
+    extra: str = "",
 ) -> bytes:
     """Build a whole response with a JSON body.
 
-    `connection` is its Connection field, or empty. Retry-After is rounded up to whole seconds
-    (RFC 9110 section 10.2.3). `head_only`: the answer to HEAD, of which the body is left out.
+    `connection` is its Connection field, or empty; `extra` are further lines, each with its CRLF.
+    Retry-After is rounded up to whole seconds (RFC 9110 section 10.2.3). `head_only`: the answer
+    to HEAD, of which the body is left out.
     """
     lines = [
         f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",
@@ -104,4 +106,5 @@ def build(
         lines.append(f"Retry-After: {max(1, math.ceil(retry_after_s))}")
     if connection:
         lines.append(f"Connection: {connection}")
-    return "\r\n".join([*lines, "", ""]).encode() + (b"" if head_only else body)
+    head = "\r\n".join([*lines, extra + "\r\n"])
+    return head.encode() + (b"" if head_only else body)

@@ -11,7 +11,7 @@ from ciuicflow.errors import BadResponse, ProtocolError
 from ciuicflow.gateway import tcp
 from ciuicflow.gateway.deadlines import NEVER
 from ciuicflow.gateway.headers import ResponseHead, read_response_head
-from ciuicflow.gateway.sse import is_only_comments
+from ciuicflow.gateway.meter import is_only_comments
 
 if TYPE_CHECKING:
     from ciuicflow.gateway.pool import Pool

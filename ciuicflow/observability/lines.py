@@ -12,6 +12,19 @@ from functools import lru_cache
 import msgspec
 
 
+class FlowLine(msgspec.Struct, frozen=True, gc=False):
+    """What flow control did with an opted-in request, and what it cost."""
+
+    request_id: str
+    tier: str
+    tenant: str
+    queue_ms: float
+    ttft_ms: float | None  # None, here and below: not known
+    prompt_tokens: int | None
+    cached_tokens: int | None
+    completion_tokens: int | None
+
+
 class RequestLine(msgspec.Struct, frozen=True, gc=False):
     """One ended request."""
 
@@ -26,6 +39,7 @@ class RequestLine(msgspec.Struct, frozen=True, gc=False):
     bytes_in: int  # body bytes from the client
     bytes_out: int  # body bytes to the client
     client: str  # address
+    flow: FlowLine | None = None  # of an opted-in request
 
 
 class EventLine(msgspec.Struct, frozen=True):
@@ -72,8 +86,15 @@ def _request_json(line: RequestLine) -> str:
         f',"status":{line.status},"outcome":"{line.outcome}","endpoint":{_quoted_text(line.endpoint)}'
         f',"why":{_quoted_text(line.why)},"duration_ms":{line.duration_ms:.3f}'
         f',"bytes_in":{line.bytes_in},"bytes_out":{line.bytes_out}'
-        f',"client":{_quoted_text(line.client)}}}'
+        f',"client":{_quoted_text(line.client)}{_flow_json(line.flow)}}}'
     )
+
+
+def _flow_json(flow: FlowLine | None) -> str:
+    if flow is None:
+        return ""
+    fields = msgspec.structs.asdict(flow)
+    return f",{_ascii_json(fields)[1:-1]}"
 
 
 def _event_json(line: EventLine) -> str:
@@ -95,10 +116,15 @@ def _render_text(line: Line, *, colours: bool) -> bytes:
 
 def _request_text(line: RequestLine) -> str:
     endpoint = f" -> {line.endpoint} ({line.why})" if line.endpoint else ""
+    flow = line.flow
+    opted_in = ""
+    if flow is not None:
+        ttft = "" if flow.ttft_ms is None else f" ttft {flow.ttft_ms:.0f} ms"
+        opted_in = f" [{flow.tier} {flow.tenant} queue {flow.queue_ms:.0f} ms{ttft}]"
     return (
         f"{line.status or '---'} {line.outcome:<17}  {line.duration_ms:>10.1f} ms"
         f"  in {line.bytes_in:<9} out {line.bytes_out:<9} {line.client:<15} "
-        f"{_decoded(line.method)} {_path(line.target)}{endpoint}"
+        f"{_decoded(line.method)} {_path(line.target)}{endpoint}{opted_in}"
     )
 
 

@@ -6,7 +6,7 @@ The meaning of each metric, and what to do when it moves, is in docs/metrics.md.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Literal
 
@@ -21,7 +21,7 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from ciuicflow import __version__
-from ciuicflow.observability.traffic import DURATION_BUCKETS_S, OTHER_CODE, Traffic
+from ciuicflow.observability.traffic import OTHER_CODE, Histogram, TierTraffic, Traffic
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """The classic text format, which every Prometheus reads."""
@@ -37,6 +37,11 @@ class EndpointSample(msgspec.Struct, frozen=True):
     in_flight: int
     idle: int
     busy: int
+    tokens_in_flight: int = 0
+    """Of opted-in requests."""
+    limit_tokens: float | None = None
+    """What the endpoint may hold of them; None: no limit was learnt yet."""
+    limit_requests: float | None = None
 
 
 class Metrics(Collector):
@@ -53,12 +58,15 @@ class Metrics(Collector):
         endpoints: Callable[[], Iterable[EndpointSample]],
         client_connections: Callable[[], int],
         log_lines_dropped: Callable[[], int],
+        queue_depths: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
         self.event_loop_lag_s = 0.0
         """How late the event loop runs its timers; whoever measures it writes it here."""
         self._endpoints = endpoints
         self._client_connections = client_connections
         self._log_lines_dropped = log_lines_dropped
+        self._queue_depths = queue_depths
+        self._tiers: dict[str, TierTraffic] = {}
         # Series that exist from the start read 0 instead of "no data", and rate() sees their
         # first step.
         self._traffic = {("bypass", "none"): Traffic()}
@@ -74,6 +82,12 @@ class Metrics(Collector):
         if (flow, tier) not in self._traffic:
             self._traffic[flow, tier] = Traffic()
         return self._traffic[flow, tier]
+
+    def tier(self, name: str) -> TierTraffic:
+        """Return the further counters of a tier, for the request path to write to."""
+        if name not in self._tiers:
+            self._tiers[name] = TierTraffic()
+        return self._tiers[name]
 
     def upstream_failure(self, endpoint: str, reason: str) -> None:
         """Count a failed attempt; `reason` is a word of the caller's closed set."""
@@ -100,6 +114,7 @@ class Metrics(Collector):
         """Yield every family; called by prometheus_client within `render`."""
         yield from self._collect_requests()
         yield from self._collect_windows()
+        yield from self._collect_tiers()
         yield from self._collect_endpoints()
         yield from self._collect_gateway()
 
@@ -114,14 +129,12 @@ class Metrics(Collector):
             "Seconds from a request's first byte to the end of its answer.",
             labels=("flow", "tier"),
         )
-        bounds = [*map(str, DURATION_BUCKETS_S), "+Inf"]
         for labels, traffic in self._traffic.items():
             for (outcome, code), count in traffic.answers.items():
                 total.add_metric(
                     (*labels, outcome, "other" if code == OTHER_CODE else str(code)), count
                 )
-            cumulative = list(zip(bounds, accumulate(traffic.buckets), strict=True))
-            duration.add_metric(labels, cumulative, traffic.sum_s)
+            _add_histogram(duration, labels, traffic.durations)
         yield total
         yield duration
 
@@ -142,6 +155,46 @@ class Metrics(Collector):
         yield qps
         yield p99
 
+    def _collect_tiers(self) -> Iterator[Metric]:
+        wait = HistogramMetricFamily(
+            "ciuicflow_queue_wait_seconds",
+            "Seconds that opted-in requests waited before they were sent on.",
+            labels=("tier",),
+        )
+        ttft = HistogramMetricFamily(
+            "ciuicflow_time_to_first_token_seconds",
+            "Seconds from a request's arrival to its first token, streams only.",
+            labels=("tier",),
+        )
+        inter_token = HistogramMetricFamily(
+            "ciuicflow_inter_token_latency_seconds",
+            "Seconds between two tokens of a stream.",
+            labels=("tier",),
+        )
+        p99 = GaugeMetricFamily(
+            "ciuicflow_ttft_p99_seconds",
+            "99th percentile of the time to the first token over the last minute, within 1 %.",
+            labels=("tier",),
+        )
+        tokens = CounterMetricFamily(
+            "ciuicflow_tokens_total",
+            "Tokens that engines reported for opted-in requests.",
+            labels=("tier", "kind"),
+        )
+        depth = GaugeMetricFamily(
+            "ciuicflow_queue_depth", "Opted-in requests that wait now.", labels=("tier",)
+        )
+        for name, tier in self._tiers.items():
+            _add_histogram(wait, (name,), tier.queue_wait)
+            _add_histogram(ttft, (name,), tier.ttft)
+            _add_histogram(inter_token, (name,), tier.inter_token)
+            p99.add_metric((name,), tier.ttft_window.quantile(0.99, self._now))
+            for kind, count in tier.tokens.items():
+                tokens.add_metric((name, kind), count)
+        for name, queued in self._queue_depths().items():
+            depth.add_metric((name,), queued)
+        yield from (wait, ttft, inter_token, p99, tokens, depth)
+
     def _collect_endpoints(self) -> Iterator[Metric]:
         samples = {sample.name: sample for sample in self._endpoints()}
         in_flight = GaugeMetricFamily(
@@ -149,6 +202,21 @@ class Metrics(Collector):
         )
         up = GaugeMetricFamily(
             "ciuicflow_endpoint_up", "1: the endpoint takes requests.", labels=("endpoint",)
+        )
+        tokens = GaugeMetricFamily(
+            "ciuicflow_tokens_in_flight",
+            "Tokens that opted-in requests hold at the endpoint now, by the gateway's ledger.",
+            labels=("endpoint",),
+        )
+        limit_tokens = GaugeMetricFamily(
+            "ciuicflow_limit_tokens",
+            "Tokens that the endpoint may hold, as learnt; none: it was never seen full.",
+            labels=("endpoint",),
+        )
+        limit_requests = GaugeMetricFamily(
+            "ciuicflow_limit_requests",
+            "Requests that the endpoint may have in flight, as learnt.",
+            labels=("endpoint",),
         )
         connections = GaugeMetricFamily(
             "ciuicflow_upstream_connections",
@@ -158,10 +226,14 @@ class Metrics(Collector):
         for name, sample in samples.items():
             in_flight.add_metric((name,), sample.in_flight)
             up.add_metric((name,), sample.up)
+            tokens.add_metric((name,), sample.tokens_in_flight)
+            if sample.limit_tokens is not None:
+                limit_tokens.add_metric((name,), sample.limit_tokens)
+            if sample.limit_requests is not None:
+                limit_requests.add_metric((name,), sample.limit_requests)
             connections.add_metric((name, "idle"), sample.idle)
             connections.add_metric((name, "busy"), sample.busy)
-        yield in_flight
-        yield up
+        yield from (in_flight, up, tokens, limit_tokens, limit_requests)
         yield connections
         yield from self._collect_attempts(samples)
 
@@ -215,3 +287,11 @@ class Metrics(Collector):
         )
         build.add_metric((__version__,), 1)
         yield build
+
+
+def _add_histogram(
+    family: HistogramMetricFamily, labels: Sequence[str], histogram: Histogram
+) -> None:
+    bounds = [*map(str, histogram.bounds), "+Inf"]
+    cumulative = list(zip(bounds, accumulate(histogram.counts), strict=True))
+    family.add_metric(labels, cumulative, histogram.total)

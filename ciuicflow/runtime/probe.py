@@ -46,11 +46,14 @@ class Prober:
         targets: Callable[[], Iterable[ProbeTarget]],
         policy: HealthPolicy,
         on_failure: Callable[[EndpointState], None],
+        on_round: Callable[[], None],
     ) -> None:
+        """Take whom to probe and whom to tell: of each failure, and of the end of each round."""
         self.policy = policy
         self._session = session
         self._targets = targets
         self._on_failure = on_failure
+        self._on_round = on_round
         self._round = 0
 
     async def run(self) -> None:
@@ -67,6 +70,7 @@ class Prober:
         due = self._round % MODELS_EVERY_ROUNDS == 0
         self._round += 1
         await asyncio.gather(*(self._probe(target, models_due=due) for target in self._targets()))
+        self._on_round()
 
     async def _probe(self, target: ProbeTarget, *, models_due: bool) -> None:
         state = target.state

@@ -54,9 +54,10 @@ async def test_a_short_run_compares_the_gateway_and_saves_everything(tmp_path: P
     assert process.returncode == 0, stderr.decode()
     saved = json.loads(out.read_bytes())
     nginx = ["nginx"] if find_nginx() is not None else []
+    own = ["gateway, opted in"]
     expected = {
-        *(("json", name) for name in ["direct", *nginx, "gateway", "gateway, log on"]),
-        *(("stream", name) for name in ["direct", *nginx, "gateway"]),
+        *(("json", name) for name in ["direct", *nginx, "gateway", *own, "gateway, log on"]),
+        *(("stream", name) for name in ["direct", *nginx, "gateway", *own]),
     }
     rows = {(row["load"], row["target"]): row for row in saved["rows"]}
     assert rows.keys() == expected
@@ -64,7 +65,7 @@ async def test_a_short_run_compares_the_gateway_and_saves_everything(tmp_path: P
         assert row["per_s"]["median"] > 0
         assert 0 < row["p50_us"]["median"] <= row["p99_us"]["median"]
         assert (row["cpu_us"] is None) == (target == "direct")
-    assert bool(saved["bars"]) == bool(nginx)
+    assert {bar["target"] for bar in saved["bars"]} == {*own, *(["gateway"] if nginx else [])}
     assert saved["about"]["gateways"]["gateway"]["build"] in ("python", "compiled")
     assert "gateway, log on" in stdout.decode()
 

@@ -39,10 +39,16 @@ def read_yaml(path: Path) -> Any:
 def families() -> Families:
     """Return type and label names of every metric, by the name that it has on the page."""
     metrics = Metrics(
-        endpoints=lambda: [EndpointSample(name="a", up=True, in_flight=1, idle=1, busy=1)],
+        endpoints=lambda: [
+            EndpointSample(
+                name="a", up=True, in_flight=1, idle=1, busy=1, limit_tokens=9, limit_requests=1
+            )
+        ],
         client_connections=int,
         log_lines_dropped=int,
+        queue_depths=lambda: {"gold": 1},
     )
+    metrics.tier("gold")
     metrics.traffic("bypass", "none").observe(Outcome.COMPLETED, 200, 0.1, now=1.0)
     metrics.upstream_failure("a", "connect")
     found: Families = {}
@@ -175,7 +181,7 @@ def keys_of_type(kind: msgspec.inspect.Type) -> Iterator[str]:
     elif isinstance(kind, msgspec.inspect.UnionType):
         for member in kind.types:
             yield from keys_of_type(member)
-    elif isinstance(kind, msgspec.inspect.ListType):
+    elif isinstance(kind, msgspec.inspect.ListType | msgspec.inspect.VarTupleType):
         yield from keys_of_type(kind.item_type)
 
 

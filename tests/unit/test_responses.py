@@ -5,8 +5,9 @@ import json
 import pytest
 
 from ciuicflow.gateway import models, responses
+from ciuicflow.gateway.body import read_fields
 from ciuicflow.gateway.headers import RequestHead
-from ciuicflow.gateway.sse import is_only_comments
+from ciuicflow.gateway.meter import is_only_comments
 from ciuicflow.request import Outcome
 
 
@@ -68,7 +69,7 @@ def test_the_model_in_a_path(target: bytes, model: str | None) -> None:
     ],
 )
 def test_the_model_in_a_body(body: bytes, model: str | None) -> None:
-    assert models.model_in_body(body) == model
+    assert read_fields(body).model == model
 
 
 def test_lists_of_models_are_joined_by_id_with_their_unknown_fields() -> None:

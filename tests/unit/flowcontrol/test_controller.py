@@ -10,8 +10,8 @@ from ciuicflow.endpoint import EndpointId
 from ciuicflow.flowcontrol.actions import Action, Dispatch, Endpoint, Item, Refuse, Role
 from ciuicflow.flowcontrol.controller import FlowController
 from ciuicflow.flowcontrol.cost import Cost, Usage
+from ciuicflow.flowcontrol.entry import Entry
 from ciuicflow.flowcontrol.ledger import EndpointLedger
-from ciuicflow.flowcontrol.queue import Entry
 from ciuicflow.flowcontrol.tiers import DEFAULT_TIERS, FlowConfig
 from ciuicflow.request import Outcome
 

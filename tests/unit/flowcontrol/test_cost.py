@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ciuicflow.flowcontrol.cost import MAX_TOKENS, Cost, CostModel, Usage
+from ciuicflow.flowcontrol.cost import Cost, Usage
+from ciuicflow.flowcontrol.cost_model import MAX_TOKENS, CostModel
 
 
 def taught(usage: Usage, body_bytes: int = 4000, times: int = 60) -> CostModel:

@@ -6,7 +6,8 @@ from ciuicflow.endpoint import EndpointId
 from ciuicflow.flowcontrol.actions import Endpoint, Role
 from ciuicflow.flowcontrol.cost import Cost
 from ciuicflow.flowcontrol.ledger import EndpointLedger
-from ciuicflow.flowcontrol.limit import AdaptiveLimit, Signals
+from ciuicflow.flowcontrol.limit import AdaptiveLimit
+from ciuicflow.flowcontrol.signals import Signals
 
 SMALL = Cost(work=300.0, prefill_tokens=100, held_tokens=200)
 
@@ -387,11 +388,34 @@ def test_answers_in_one_piece_are_judged_by_what_they_took_with_few_in_flight() 
     probe = Probe()
     for index in range(20):
         id_ = probe.place(float(index), streams=False)
-        probe.ledger.release(index + 0.5, id_, 100)
+        probe.ledger.release(index + 0.5, id_, 100, answered=True)
     assert probe.round(100.0).late < 0.5
     id_ = probe.place(100.0, streams=False)
-    probe.ledger.release(103.0, id_, 100)
+    probe.ledger.release(103.0, id_, 100, answered=True)
     assert probe.round(110.0).late == pytest.approx(2.0, rel=0.1)  # 3 s, where 1.5 s are allowed
+
+
+def test_answers_without_usage_are_judged_by_what_they_were_expected_to_cost() -> None:
+    probe = Probe()
+    for index in range(20):
+        id_ = probe.place(float(index), streams=False)
+        probe.ledger.release(index + 0.5, id_, None, answered=True)
+    seen = probe.round(100.0)
+    assert (seen.answers, seen.late < 0.5) == (20, True)
+
+
+def test_a_stream_whose_tokens_cannot_be_read_counts_as_an_answer_too() -> None:
+    probe = Probe()
+    id_ = probe.place(0.0)
+    probe.ledger.release(1.0, id_, None, answered=True)
+    assert probe.round(2.0).answers == 1
+
+
+def test_an_answer_cut_short_tells_nothing() -> None:
+    probe = Probe()
+    id_ = probe.place(0.0, streams=False)
+    probe.ledger.release(0.001, id_, None)
+    assert probe.round(2.0).answers == 0
 
 
 def test_a_decode_leg_stands_in_no_line_and_still_shows_its_tokens() -> None:

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from ciuicflow.flowcontrol.limit import AdaptiveLimit, Bound, Signals
+from ciuicflow.flowcontrol.limit import AdaptiveLimit
+from ciuicflow.flowcontrol.signals import Bound, Signals
 
 REQUESTS, TOKENS = frozenset({Bound.REQUESTS}), frozenset({Bound.TOKENS})
 PREFILL, HEADROOM = frozenset({Bound.PREFILL}), frozenset({Bound.HEADROOM})

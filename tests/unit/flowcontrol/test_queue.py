@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from ciuicflow.flowcontrol import queue as queue_module
 from ciuicflow.flowcontrol.cost import Cost
-from ciuicflow.flowcontrol.queue import Entry, TierQueue
+from ciuicflow.flowcontrol.entry import Entry
+from ciuicflow.flowcontrol.queue import TierQueue, _Flow
 
 
 def entry(id_: int, tenant: str = "a", work: float = 100.0, due_s: float | None = None) -> Entry:
@@ -160,8 +161,8 @@ def test_garbage_does_not_outgrow_the_entries() -> None:
         queue.push(item)
         queue.charge("a", 1.0)
         queue.remove(item)
-    flow = kept.flow
-    assert flow is not None
+    flow = kept.holder
+    assert isinstance(flow, _Flow)
     assert max(len(flow.by_deadline), len(flow.by_arrival), len(queue._turns)) < 50
 
 

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ciuicflow.flowcontrol.cost import Cost
+from ciuicflow.flowcontrol.entry import Entry
 from ciuicflow.flowcontrol.lanes import Lane
-from ciuicflow.flowcontrol.queue import Entry
 from ciuicflow.flowcontrol.shares import MEMORY_S, DrainMeter
 from ciuicflow.flowcontrol.tiers import TierConfig
 

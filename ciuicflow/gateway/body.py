@@ -1,0 +1,59 @@
+"""The few fields of a JSON body that the gateway needs; the rest is skipped, not decoded. Pure."""
+
+from typing import Any, Final
+
+import msgspec
+
+_MAX_TENANT_CHARS: Final = 256
+
+
+class BodyFields(msgspec.Struct, frozen=True):
+    """What a request for a model says of itself; anything else is the engine's to judge."""
+
+    model: str | None = None
+    stream: bool = False
+    max_tokens: int | None = None
+    user: str = ""
+    """Whom the caller asks for, as DeepSeek's API or OpenAI's calls it; empty: it does not say."""
+
+
+class _Wire(msgspec.Struct):
+    model: Any = None
+    stream: Any = None
+    max_tokens: Any = None
+    max_completion_tokens: Any = None
+    max_output_tokens: Any = None
+    user_id: Any = None
+    user: Any = None
+
+
+_NOTHING: Final = BodyFields()
+_decode: Final = msgspec.json.Decoder(_Wire).decode
+
+
+def read_fields(body: bytes) -> BodyFields:
+    """Read a body; one that is no JSON object says nothing. Never raises."""
+    try:
+        wire = _decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return _NOTHING
+    limits = (wire.max_completion_tokens, wire.max_tokens, wire.max_output_tokens)
+    users = (wire.user_id, wire.user)
+    return BodyFields(
+        wire.model if isinstance(wire.model, str) else None,
+        wire.stream is True,
+        next((n for n in limits if type(n) is int and n > 0), None),
+        next((u[:_MAX_TENANT_CHARS] for u in users if isinstance(u, str) and u), ""),
+    )
+
+
+def with_priority(body: bytes, priority: int) -> bytes:
+    """Return a JSON object with the engine's `priority` field; other bodies come back unchanged.
+
+    It stands last: where the caller gave one of its own, readers take the last.
+    """
+    text = body.rstrip(b" \t\r\n")
+    if not text.startswith(b"{") or not text.endswith(b"}"):
+        return body
+    comma = b"," if text[1:-1].strip(b" \t\r\n") else b""
+    return b'%b%b"priority":%d}' % (text[:-1], comma, priority)
