@@ -1,0 +1,1 @@
+"""How fast a path between two shards may be filled. Pure; time in nanoseconds."""

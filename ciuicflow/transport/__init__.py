@@ -1,0 +1,1 @@
+"""Bytes between the KV agents of two shards; base.py has the interface, table.py the schemes."""
