@@ -20,6 +20,8 @@ COMPILED = [
     "ciuicflow/flowcontrol/bounds.py",
     "ciuicflow/flowcontrol/controller.py",
     "ciuicflow/flowcontrol/cost_model.py",
+    "ciuicflow/flowcontrol/entry.py",
+    "ciuicflow/flowcontrol/flight.py",
     "ciuicflow/flowcontrol/lanes.py",
     "ciuicflow/flowcontrol/ledger.py",
     "ciuicflow/flowcontrol/limit.py",

@@ -102,6 +102,7 @@ LOADS: Final = (
         connections=64,
         think_ms=(10, 30),
         p99_bar=True,
+        flow_bar=1.6,
     ),
     Load(
         name="stream",

@@ -310,9 +310,18 @@ class FlowController:
         for entry in self.topology.update(now, endpoints):
             self._forget(entry)
             actions.append(self._refusal(now, entry, Outcome.NO_ENDPOINT))
+        self._refuse_stranded(now, actions)
         for lane in self.topology.by_urgency():
             self._run(now, lane, actions)
         return actions
+
+    def _refuse_stranded(self, now: float, actions: list[Action]) -> None:
+        """Refuse what only endpoints could take that have failed it: it would block others."""
+        for entry in [entry for entry in self._queued.values() if entry.excluded]:
+            lane = self.topology.lane(entry.model)
+            if lane is not None and lane.up and not lane.serves(entry):
+                self._drop(entry)
+                actions.append(self._refusal(now, entry, Outcome.NO_ENDPOINT))
 
     def reconfigure(self, now: float, config: FlowConfig) -> list[Action]:
         """Take over other settings; what was learnt of endpoints and tenants' costs stays.

@@ -135,10 +135,10 @@ class EndpointLedger:
         self._count(now)
         self._note_sent(now, cost.held_tokens, 0)
         flight = Flight(
-            cost=cost,
-            itl_target_s=itl_target_s,
-            placed_s=now,
-            share=share,
+            cost,
+            itl_target_s,
+            now,
+            share,
             streams=streams,
             lines_up=streams and role is not Role.DECODE,
             expected_tokens=cost.held_tokens - cost.prefill_tokens,

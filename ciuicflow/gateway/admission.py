@@ -1,5 +1,6 @@
 """A request in flow control: who asks, what became of it there, and what its answer tells."""
 
+import asyncio
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -9,6 +10,8 @@ from ciuicflow.flowcontrol.actions import Dispatch, Refuse
 from ciuicflow.flowcontrol.cost import Usage
 from ciuicflow.gateway.headers import ResponseHead
 from ciuicflow.gateway.meter import BodyMeter
+from ciuicflow.observability.lines import FlowLine
+from ciuicflow.observability.metrics import Metrics
 from ciuicflow.observability.traffic import TierTraffic
 from ciuicflow.request import Outcome
 from ciuicflow.runtime.dispatcher import Dispatcher
@@ -22,6 +25,14 @@ _RESPONSE_LINES: Final = (
     b"X-Ciuic-Request-Id: %b\r\nX-Ciuic-Queue-Ms: %d\r\n"
 )
 UNKNOWN: Final = -1.0  # a time that has not come
+
+
+class TierCounters:
+    """Where the requests of one tier are counted."""
+
+    def __init__(self, metrics: Metrics, tier: str) -> None:
+        self.opted_in = metrics.traffic("enabled", tier)
+        self.further: TierTraffic = metrics.tier(tier)
 
 
 class Admission:
@@ -56,7 +67,9 @@ class Admission:
         self.ttft_s = UNKNOWN
         self.tokens = 0  # seen, as they came
         self._last_token_s = UNKNOWN
+        self._granted = False
         self._meter: BodyMeter | None = None
+        self._heartbeat: asyncio.TimerHandle | None = None
 
     @property
     def usage(self) -> Usage | None:
@@ -78,7 +91,9 @@ class Admission:
     def granted(self, grant: Dispatch) -> None:
         """See Waiter."""
         self.waited_s = grant.waited_s
-        self.traffic.queue_wait.observe(grant.waited_s)
+        if not self._granted:  # it may be granted again, after an undeliverable try
+            self._granted = True
+            self.traffic.queue_wait.observe(grant.waited_s)
         self._handler.granted(self._exchange, grant)
 
     def refused(self, refusal: Refuse) -> None:
@@ -89,13 +104,41 @@ class Admission:
 
     def undeliverable(self, endpoint: EndpointId) -> None:
         """The endpoint can't be connected to: ask for another."""
-        self._dispatcher.undeliverable(self.id, endpoint, self)
+        if self._handler.flow_enabled:
+            self._dispatcher.undeliverable(self.id, endpoint, self)
+        else:  # switched off in the meantime: nothing may wait
+            self._dispatcher.ended(self.id, None, answered=False)
+            self.leave_flow()
 
     def leave_flow(self) -> None:
         """Go on as a request that does not opt in, byte for byte."""
+        self._withdraw()
         exchange = self._exchange
-        exchange.admission = None
+        exchange.admission = exchange.other_body = exchange.connecting = None
         self._handler.place(exchange)
+
+    def shut_down(self) -> None:
+        """Refuse it: the gateway ends."""
+        self._withdraw()
+        self._exchange.refuse(Outcome.SHUT_DOWN)
+
+    def _withdraw(self) -> None:
+        """Leave queue and ledger."""
+        if self.in_flow:
+            self.in_flow = False
+            self._dispatcher.ended(self.id, None, answered=False)
+        if self._heartbeat is not None:
+            self._heartbeat.cancel()
+
+    def start_heartbeats(self, interval_s: float) -> None:
+        """Show the client of a stream that it waits, until an endpoint's first byte."""
+        loop = asyncio.get_running_loop()
+
+        def beat() -> None:
+            if self._exchange.beat():
+                self._heartbeat = loop.call_later(interval_s, beat)
+
+        self._heartbeat = loop.call_later(interval_s, beat)
 
     # The answer.
 
@@ -122,13 +165,32 @@ class Admission:
             self.ttft_s = now - self._exchange.started_s
             self.traffic.first_token(self.ttft_s, now)
             self._dispatcher.first_token(self.id)
+            more = tokens - 1
         else:
             self.traffic.inter_token.observe((now - self._last_token_s) / tokens)
-            self._dispatcher.progress(self.id, tokens)
+            more = tokens
+        if more:
+            self._dispatcher.progress(self.id, more)
         self._last_token_s = now
+
+    def log_fields(self) -> FlowLine:
+        """Return what its log line says of it."""
+        usage = self.usage
+        return FlowLine(
+            self.request_id,
+            self.tier,
+            self.tenant,
+            self.waited_s * 1e3,
+            self.ttft_s * 1e3 if self.ttft_s >= 0 else None,
+            usage.prompt_tokens if usage is not None else None,
+            usage.cached_tokens if usage is not None else None,
+            usage.completion_tokens if usage is not None else self.tokens or None,
+        )
 
     def ended(self, outcome: Outcome) -> None:
         """It is over: off the ledger, or out of the queue."""
+        if self._heartbeat is not None:
+            self._heartbeat.cancel()
         usage = self.usage
         if usage is not None:
             counts = self.traffic.tokens

@@ -44,9 +44,7 @@ class App:
         self._deadlines = Deadlines(config.timeouts)
         inbox = Inbox()
         self._endpoints = EndpointTable(config, self._deadlines, inbox)
-        self._dispatcher = Dispatcher(
-            config.flow, lambda: [endpoint.for_flow() for endpoint in self._endpoints]
-        )
+        self._dispatcher = Dispatcher(config.flow, self._endpoints.for_flow)
         self._dispatcher.watch(self._endpoints.states)
         self._metrics = Metrics(
             endpoints=self._samples,
@@ -142,9 +140,9 @@ class App:
         if config.routing != self._config.routing:
             self._handler.policy = POLICIES[config.routing](random.Random())
         self._config = config
-        self._dispatcher.watch(self._endpoints.states)
-        self._dispatcher.configure(config.flow)
         self._handler.configure(config)
+        self._dispatcher.configure(config.flow)
+        self._dispatcher.watch(self._endpoints.states)
         self._deadlines.configure(config.timeouts)
         self._log_writer.configure(config.log)
         self._prober.policy = config.health
@@ -172,6 +170,7 @@ class App:
     async def stop(self) -> None:
         """See Service."""
         self._server.stop_listening()
+        self._handler.refuse_queued()
         self._server.shut_down()
         for task in self._background:
             task.cancel()

@@ -1,5 +1,6 @@
 """The few fields of a JSON body that the gateway needs; the rest is skipped, not decoded. Pure."""
 
+import re
 from typing import Any, Final
 
 import msgspec
@@ -28,6 +29,8 @@ class _Wire(msgspec.Struct):
 
 
 _NOTHING: Final = BodyFields()
+_OPENS: Final = re.compile(rb"[ \t\r\n]*\{")
+_EMPTY: Final = re.compile(rb"[ \t\r\n]*\{[ \t\r\n]*\}")
 _decode: Final = msgspec.json.Decoder(_Wire).decode
 
 
@@ -53,7 +56,7 @@ def with_priority(body: bytes, priority: int) -> bytes:
     It stands last: where the caller gave one of its own, readers take the last.
     """
     text = body.rstrip(b" \t\r\n")
-    if not text.startswith(b"{") or not text.endswith(b"}"):
+    if not _OPENS.match(text) or not text.endswith(b"}"):
         return body
-    comma = b"," if text[1:-1].strip(b" \t\r\n") else b""
+    comma = b"" if _EMPTY.fullmatch(text) else b","
     return b'%b%b"priority":%d}' % (text[:-1], comma, priority)

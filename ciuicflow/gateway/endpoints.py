@@ -40,17 +40,23 @@ class Endpoint:
             ADAPTERS[upstream.engine].priority_order if upstream.send_priority else None
         )
 
-    def request_head(self, head: RequestHead, lines: bytes | None = None) -> bytes:
-        """Build the head that this upstream gets, with these field lines instead of its own."""
-        own_host = self._own_host or not head.has_host
-        return upstream_head(head, self._prefix, self._authority if own_host else None, lines)
+    def request_head(
+        self, head: RequestHead, lines: bytes | None = None, *, chunked: bool = True
+    ) -> bytes:
+        """Build the head that this upstream gets.
 
-    def for_flow(self) -> FlowEndpoint:
+        `lines` are field lines instead of the head's own; not `chunked`: they hold a length.
+        """
+        own_host = self._own_host or not head.has_host
+        host = self._authority if own_host else None
+        return upstream_head(head, self._prefix, host, lines, chunked=chunked)
+
+    def for_flow(self, *, up: bool) -> FlowEndpoint:
         """Return what flow control must know of it now."""
         return FlowEndpoint(
             id=self.state.id,
             models=self.state.models,
-            up=self.state.up,
+            up=up,
             max_requests=self.upstream.max_requests,
             max_tokens=self.upstream.max_tokens,
         )
@@ -113,6 +119,25 @@ class EndpointTable:
         self._by_id = fresh
         self.states = tuple(endpoint.state for endpoint in fresh.values())
         self.sole = next(iter(fresh.values())) if len(fresh) == 1 else None
+
+    def for_flow(self) -> list[FlowEndpoint]:
+        """Return what flow control must know of the endpoints now.
+
+        One that is down counts as up where no other could serve its models: a wrong verdict never
+        refuses what could have been served, here as without flow control.
+        """
+        return [endpoint.for_flow(up=self._usable(endpoint.state)) for endpoint in self]
+
+    def _usable(self, state: EndpointState) -> bool:
+        return state.up or not any(
+            other.up
+            and (
+                state.models is None
+                or other.models is None
+                or not other.models.isdisjoint(state.models)
+            )
+            for other in self.states
+        )
 
     def close(self) -> None:
         """Close all idle connections."""

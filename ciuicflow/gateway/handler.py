@@ -14,17 +14,17 @@ from typing import Any, Final
 from ciuicflow.config import Config
 from ciuicflow.endpoint import EndpointId, EndpointState
 from ciuicflow.flowcontrol.actions import Dispatch, Item
-from ciuicflow.gateway.admission import Admission
+from ciuicflow.gateway.admission import Admission, TierCounters
 from ciuicflow.gateway.body import BodyFields, read_fields, with_priority
 from ciuicflow.gateway.callers import Callers, TrustedPeers
 from ciuicflow.gateway.endpoints import Endpoint, EndpointTable
 from ciuicflow.gateway.models import ModelLister, is_model_list, model_in_path
 from ciuicflow.gateway.relay import Exchange
 from ciuicflow.gateway.responses import ANSWERS
-from ciuicflow.observability.lines import FlowLine, RequestLine
+from ciuicflow.observability.lines import RequestLine
 from ciuicflow.observability.logs import LogWriter
 from ciuicflow.observability.metrics import Metrics
-from ciuicflow.observability.traffic import TierTraffic, Traffic
+from ciuicflow.observability.traffic import Traffic
 from ciuicflow.request import Outcome
 from ciuicflow.routing.base import Choice, RoutingPolicy, UnknownModel, eligible
 from ciuicflow.routing.health import record_failure, record_live_success
@@ -40,14 +40,6 @@ _ENDPOINT_FAULTS: Final = {
     Outcome.UPSTREAM_BROKEN: "broken",
     Outcome.UPSTREAM_TIMEOUT: "timeout",
 }
-
-
-class TierCounters:
-    """Where the requests of one tier are counted."""
-
-    def __init__(self, metrics: Metrics, tier: str) -> None:
-        self.opted_in = metrics.traffic("enabled", tier)
-        self.further: TierTraffic = metrics.tier(tier)
 
 
 class Handler:
@@ -173,6 +165,7 @@ class Handler:
         if not admission.tenant:
             address = self._peers.client(exchange.client.peer, head.forwarded_for if head else "")
             admission.tenant = f"user:{fields.user}" if fields.user else f"address:{address}"
+        exchange.release_buffer()  # flow control has bounds of its own
         if self.endpoints.models_known and not self._may_serve(fields.model):
             admission.in_flow = False
             self._refuse_model(exchange)
@@ -190,6 +183,9 @@ class Handler:
             ),
             admission,
         )
+        heartbeat_s = self.config.flow.heartbeat_s
+        if heartbeat_s is not None and fields.stream and admission.lines is not None:
+            admission.start_heartbeats(heartbeat_s)
 
     def _may_serve(self, model: str | None) -> bool:
         return any(state.may_serve(model) for state in self.endpoints.states)
@@ -198,16 +194,20 @@ class Handler:
         """Send a request to where flow control has made room for it."""
         endpoint = self.endpoints[grant.legs[0].endpoint]
         self._assign(exchange, endpoint, grant.reason)
-        self._give_priority(exchange, endpoint)
+        self._give_priority(exchange, endpoint, grant.tier)
         self._send(exchange, endpoint)
 
-    def _give_priority(self, exchange: Exchange, endpoint: Endpoint) -> None:
+    def _give_priority(self, exchange: Exchange, endpoint: Endpoint, tier: str) -> None:
         """Tell an engine that has priorities of its own, where the operator wants that."""
         order = endpoint.priority_order
         admission = exchange.admission
+        exchange.other_body = None  # an endpoint before this one may have wanted it
         if order is not None and admission is not None and admission.lines is not None:
-            value = order.value_of(self._rank[admission.tier], self._ranks)
-            exchange.replace_body(with_priority(exchange.payload(), value))
+            value = order.value_of(self._rank[tier], self._ranks)
+            payload = exchange.payload()
+            body = with_priority(payload, value)
+            if body is not payload:
+                exchange.other_body = body
 
     # 2. Which endpoint?
 
@@ -288,6 +288,10 @@ class Handler:
                 exchange.detail = f"{endpoint.state.id}: {_spell(error)}"
                 self._failed(endpoint, "connect", exchange.detail)
                 if exchange.admission is not None and exchange.admission.in_flow:
+                    if not self.flow_enabled:
+                        self._unassign(exchange)
+                        exchange.admission.leave_flow()
+                        return
                     exchange.connecting = None
                     self._unassign(exchange)
                     exchange.admission.undeliverable(endpoint.state.id)
@@ -336,7 +340,7 @@ class Handler:
                     exchange.bytes_in,
                     exchange.bytes_out,
                     exchange.client.peer,
-                    _flow_line(admission) if admission is not None else None,
+                    admission.log_fields() if admission is not None else None,
                 )
             )
         if admission is not None:
@@ -384,6 +388,12 @@ class Handler:
 
     # Beside the path.
 
+    def refuse_queued(self) -> None:
+        """Refuse what still waits: the gateway ends."""
+        for waiter in self._dispatcher.release_all():
+            assert isinstance(waiter, Admission)
+            waiter.shut_down()
+
     def buffer(self, size_bytes: int) -> bool:
         """Count body bytes that are held, negative ones given back. False: there are too many."""
         self._buffered_bytes += size_bytes
@@ -413,20 +423,6 @@ class Handler:
         self._tasks.add(task)
         task.add_done_callback(done)
         return task
-
-
-def _flow_line(admission: Admission) -> FlowLine:
-    usage = admission.usage
-    return FlowLine(
-        admission.request_id,
-        admission.tier,
-        admission.tenant,
-        admission.waited_s * 1e3,
-        admission.ttft_s * 1e3 if admission.ttft_s >= 0 else None,
-        usage.prompt_tokens if usage is not None else None,
-        usage.cached_tokens if usage is not None else None,
-        usage.completion_tokens if usage is not None else admission.tokens or None,
-    )
 
 
 def _spell(error: Exception) -> str:

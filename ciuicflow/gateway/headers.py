@@ -253,13 +253,18 @@ def read_response_head(raw: bytes) -> ResponseHead:
 
 
 def upstream_head(
-    head: RequestHead, prefix: bytes, host: bytes | None, lines: bytes | None = None
+    head: RequestHead,
+    prefix: bytes,
+    host: bytes | None,
+    lines: bytes | None = None,
+    *,
+    chunked: bool = True,
 ) -> bytes:
     """Build the head that goes upstream.
 
     `prefix` is the path under which the upstream lives, without a trailing slash; `host` replaces
     the Host field where the upstream must be called by its own name; `lines` are sent instead of
-    the head's own fields.
+    the head's own fields, not `chunked` where they hold the length of another body.
     """
     if lines is None:
         if head.verbatim and host is None and not prefix:
@@ -267,7 +272,7 @@ def upstream_head(
         lines = head.lines
     if host is not None:
         lines = b"Host: " + host + b"\r\n" + drop_fields(lines, (b"host",))
-    if head.chunked:
+    if head.chunked and chunked:
         lines += b"Transfer-Encoding: chunked\r\n"
     if head.upgrade:
         lines += b"Connection: Upgrade\r\nUpgrade: " + head.upgrade + b"\r\n"

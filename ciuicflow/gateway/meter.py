@@ -15,6 +15,7 @@ from ciuicflow.gateway.sse import read_answer, read_event
 # Longer lines and answers are not looked into: what counts in them is small.
 MAX_LINE_BYTES: Final = 1 << 20
 MAX_ANSWER_BYTES: Final = 1 << 20
+_MARKED_DATA: Final = b"\xef\xbb\xbfdata:"  # a byte order mark may stand before the first line
 
 
 class Meter(Protocol):
@@ -39,7 +40,8 @@ class StreamMeter:
 
     def feed(self, data: bytes) -> int:
         """See Meter."""
-        data = self._line + data
+        if self._line:
+            data = self._line + data
         # A line may end in CR, LF or both; JSON holds neither, so an empty line more does no harm.
         if data.find(b"\r") >= 0:
             data = data.replace(b"\r", b"\n")
@@ -51,6 +53,8 @@ class StreamMeter:
                 self._skipping = False
             elif line.startswith(b"data:"):
                 tokens += self._event(line[5:])
+            elif line.startswith(_MARKED_DATA):
+                tokens += self._event(line[len(_MARKED_DATA) :])
         if len(self._line) > MAX_LINE_BYTES:
             self._line = b""
             self._skipping = True

@@ -41,9 +41,9 @@ class FlowFields:
         elif name == b"authorization":
             scheme, _, key = value.partition(b" ")
             if scheme.lower() == b"bearer":
-                self.key_sha256 = hashlib.sha256(key.strip()).hexdigest()
+                self.key_sha256 = _sha256(key.strip()) or self.key_sha256
         elif name in (b"x-api-key", b"api-key") and not self.key_sha256:
-            self.key_sha256 = hashlib.sha256(value).hexdigest()
+            self.key_sha256 = _sha256(value)
         elif name == b"x-forwarded-for":
             self.forwarded_for += ("," if self.forwarded_for else "") + value.decode("latin-1")
 
@@ -51,6 +51,11 @@ class FlowFields:
 def opts_in(values: list[bytes]) -> bool:
     """Whether these are the values of an opted-in head's X-Ciuic-Flow fields, in lower case."""
     return bool(values) and all(value.strip() == b"enabled" for value in values)
+
+
+def _sha256(key: bytes) -> str:
+    """Return the hash of a key in hex; an empty field holds none."""
+    return hashlib.sha256(key).hexdigest() if key else ""
 
 
 def _deadline_ms(value: bytes) -> int:

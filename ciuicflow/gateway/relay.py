@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING, Final
 from ciuicflow.errors import BadResponse
 from ciuicflow.gateway import responses
 from ciuicflow.gateway.framing import ChunkedBody
-from ciuicflow.gateway.headers import RequestHead, ResponseHead, client_head, with_length
+from ciuicflow.gateway.headers import (
+    RequestHead,
+    ResponseHead,
+    client_head,
+    drop_fields,
+    with_length,
+)
 from ciuicflow.gateway.upstream import UpstreamConnection
 from ciuicflow.request import Outcome
 
@@ -48,7 +54,8 @@ class Exchange:
     retried = False
     collecting = False  # the whole body is wanted before an endpoint is chosen
     _held_bytes = 0
-    _other_length = -1  # of a body that replaces the client's
+    committed = False  # the gateway has begun an event stream itself, to show that it waits
+    other_body: bytes | None = None  # to be sent instead of the client's
     _counted_bytes = 0  # of the bound on all bodies that are held
     _keeping = True  # the request, to be sent again
     _keep = False  # the client connection, for its next request
@@ -57,6 +64,7 @@ class Exchange:
     _event_stream = False
     _close_delimited = False
     _dechunk: ChunkedBody | None = None
+    _enchunk = False
     _finished = False
 
     def __init__(
@@ -125,7 +133,8 @@ class Exchange:
             self.collecting = False
             self._handler.collected(self)
 
-    def _release_buffer(self) -> None:
+    def release_buffer(self) -> None:
+        """Give back what the body took of the bound on all that are held."""
         self._handler.buffer(-self._counted_bytes)
         self._counted_bytes = 0
 
@@ -147,7 +156,8 @@ class Exchange:
         assert endpoint is not None
         self.connecting = None
         self.upstream = upstream
-        data = b"".join([endpoint.request_head(self.head, self._lines()), *self._held])
+        body = self._held if self.other_body is None else [self.other_body]
+        data = b"".join([self._request_head(endpoint), *body])
         self.client.read(True)
         if not self.replayable:
             self._let_go()
@@ -158,21 +168,19 @@ class Exchange:
             loop = asyncio.get_running_loop()
             self._continue_timer = loop.call_later(CONTINUE_GRACE_S, self.send_continue)
 
-    def _lines(self) -> bytes | None:
-        """Return the header fields to send upstream; None: the head's own."""
+    def _request_head(self, endpoint: "Endpoint") -> bytes:
         lines = self.admission.lines if self.admission is not None else None
-        if self._other_length < 0:
-            return lines
-        return with_length(self.head.lines if lines is None else lines, self._other_length)
-
-    def replace_body(self, body: bytes) -> None:
-        """Send another body than the one that was collected."""
-        self._held = [body]
-        self._held_bytes = self._other_length = len(body)
+        if self.committed and lines is not None:
+            lines = drop_fields(lines, (b"accept-encoding",))  # its head says nothing of a coding
+        if self.other_body is None:
+            return endpoint.request_head(self.head, lines)
+        lines = with_length(self.head.lines if lines is None else lines, len(self.other_body))
+        return endpoint.request_head(self.head, lines, chunked=False)
 
     def _let_go(self) -> None:
         """Keep no byte of the request any longer: it cannot be sent again."""
         self._keeping = False
+        self.other_body = None
         self._held.clear()
         self._held_bytes = 0
 
@@ -214,8 +222,32 @@ class Exchange:
         self._let_go()
         if head.status == 100:
             self.send_continue()
-        elif self.head.http11:
+        elif self.head.http11 and not self.committed:
             self.client.write(client_head(head, chunked=False, connection=b""))
+
+    def beat(self) -> bool:
+        """Show the client of a stream that it still waits. False: it does not, or it can't."""
+        if self._finished or self.response_started or not self.head.http11:
+            return False
+        start = b""
+        if not self.committed:
+            self.committed = True
+            self.status = 200
+            start = responses.stream_head(self._own_lines())
+        self.client.write(start + responses.HEARTBEAT)
+        return True
+
+    def _go_on(self, head: ResponseHead, body: bytes, *, done: bool) -> None:
+        """Send a stream on whose head the client has from us."""
+        if head.status != 200 or not head.event_stream or head.encoded:
+            whole = done and body.startswith(b"{") and head.content_length == len(body)
+            detail = f"status {head.status}, after the stream had begun"
+            self.refuse(Outcome.UPSTREAM_FAILED, detail=detail, body=body if whole else b"")
+            return
+        self.response_started = True
+        self._enchunk = not head.chunked
+        self._keep = self.head.keep_alive and self.request_done and not self._handler.draining
+        self.response_body(body, done=done)
 
     def response_head(self, head: ResponseHead, body: bytes, *, done: bool) -> None:
         """Send the head on, with the framing that this client understands."""
@@ -224,7 +256,12 @@ class Exchange:
         if self._keeping:
             self._let_go()
         if self._counted_bytes:
-            self._release_buffer()
+            self.release_buffer()
+        if self.committed:
+            if self.admission is not None:
+                self.admission.answered(head)
+            self._go_on(head, body, done=done)
+            return
         self.response_started = True
         self.status = head.status
         self._event_stream = head.event_stream
@@ -244,11 +281,10 @@ class Exchange:
             and not self._handler.draining
         )
         connection = b"close" if not self._keep else b"" if self.head.http11 else b"keep-alive"
-        extra = b""
         if self.admission is not None:
-            extra = self.admission.response_lines()
             self.admission.answered(head)
             self.admission.body(body)
+        extra = self._own_lines()
         start = client_head(head, chunked=chunked, connection=connection, extra=extra)
         if self._dechunk is not None:
             self.client.write(start)
@@ -258,6 +294,10 @@ class Exchange:
         self.client.write(start + body if body else start)
         if done:
             self._response_done()
+
+    def _own_lines(self) -> bytes:
+        """Return the header fields that the gateway adds to the answer."""
+        return self.admission.response_lines() if self.admission is not None else b""
 
     def response_body(self, data: bytes, *, done: bool) -> None:
         """Send body bytes on as they came."""
@@ -271,6 +311,8 @@ class Exchange:
             payload: list[bytes] = []
             self._dechunk.feed(data, payload)
             data = b"".join(payload)
+        if self._enchunk:
+            data = (responses.chunk(data) if data else b"") + (b"0\r\n\r\n" if done else b"")
         if data:
             self.client.write(data)
         if done:
@@ -303,10 +345,12 @@ class Exchange:
         detail: str = "",
         param: str | None = None,
         retry_after_s: float | None = None,
+        body: bytes = b"",
     ) -> None:
         """Answer in the gateway's own words and end; after the first response byte, break off.
 
-        A 503 says when to come back in any case, a 429 where `retry_after_s` is given.
+        A 503 says when to come back in any case, a 429 where `retry_after_s` is given. `body` is
+        said instead of those words in a stream that the gateway has begun itself.
         """
         if self._finished:
             return
@@ -317,7 +361,11 @@ class Exchange:
         self.detail = self.detail or detail
         answer = responses.ANSWERS[outcome]
         assert answer is not None
-        body = responses.error_body(answer, detail=detail, param=param)
+        body = body or responses.error_body(answer, detail=detail, param=param)
+        if self.committed:
+            self.client.write(responses.error_event(body))
+            self._break_off(outcome)
+            return
         if answer.status == 503 and retry_after_s is None:
             retry_after_s = self._handler.retry_after_s
         elif answer.status not in (429, 503):
@@ -344,7 +392,7 @@ class Exchange:
                 retry_after_s=retry_after_s,
                 connection="close" if not keep else "" if self.head.http11 else "keep-alive",
                 head_only=self.head_request,
-                extra=self.admission.response_lines().decode() if self.admission else "",
+                extra=self._own_lines().decode(),
             )
         )
         self.finish(outcome)
@@ -358,7 +406,7 @@ class Exchange:
         if self._continue_timer is not None:
             self._continue_timer.cancel()
         if self._counted_bytes:
-            self._release_buffer()
+            self.release_buffer()
         self._handler.finished(self, outcome)
 
     def _break_off(self, outcome: Outcome) -> None:

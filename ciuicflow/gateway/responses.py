@@ -82,6 +82,28 @@ def error_body(answer: Answer, *, detail: str = "", param: str | None = None) ->
     )
 
 
+HEARTBEAT: Final = b"c\r\n: waiting\n\n\r\n"
+"""A comment of an event stream, as one chunk (WHATWG HTML, section 9.2.6: readers ignore it)."""
+
+
+def stream_head(extra: bytes) -> bytes:
+    """Build the head of an event stream that the gateway begins itself."""
+    return (
+        b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n"
+        b"Cache-Control: no-cache\r\nTransfer-Encoding: chunked\r\n" + extra + b"\r\n"
+    )
+
+
+def chunk(data: bytes) -> bytes:
+    """Frame bytes as one chunk; there must be some."""
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def error_event(body: bytes) -> bytes:
+    """Build an event, as one chunk, that carries an error's JSON: all a begun stream can say."""
+    return chunk(b"data: %b\n\n" % body.replace(b"\r", b" ").replace(b"\n", b" "))
+
+
 def build(
     status: int,
     body: bytes,

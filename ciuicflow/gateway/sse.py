@@ -90,6 +90,6 @@ def _usage(wire: _Usage | None) -> Usage | None:
     return Usage(prompt, cached if _is_count(cached) else 0, output)
 
 
-def _is_count(value: Any) -> bool:
+def _is_count(value: object) -> bool:
     """Whether it can be a number of tokens: counters must neither fall nor overflow."""
     return type(value) is int and 0 <= value <= _MOST_TOKENS

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 MAX_IDLE_S: Final = 60.0  # what an engine closes sooner, it is seen to close
 # The upstream's own hint is a race lost by a round trip: leave this much before it.
 IDLE_MARGIN_S: Final = 1.0
-# A comment-only chunk is short; longer ones are not looked into.
-_COMMENT_BYTES: Final = 256
+# A read of nothing but comments is short, one with a token longer: that is not looked into (1 us).
+_COMMENT_BYTES: Final = 96
 
 # How the end of the response is found (RFC 9112 section 6.3).
 _HEAD: Final = 0

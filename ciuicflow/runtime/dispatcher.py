@@ -12,6 +12,7 @@ from ciuicflow.flowcontrol.controller import FlowController
 from ciuicflow.flowcontrol.cost import Usage
 from ciuicflow.flowcontrol.snapshot import FlowState
 from ciuicflow.flowcontrol.tiers import FlowConfig
+from ciuicflow.request import Outcome
 
 # Nobody is asked for reports longer than this after the last opted-in request.
 _ACTIVE_S: Final = 60.0
@@ -119,8 +120,9 @@ class Dispatcher:
 
     def watch(self, states: tuple[EndpointState, ...]) -> None:
         """Take over another set of endpoints."""
+        stay = {state.id for state in states if state in self._states}
+        self._bypass_told = {id_: told for id_, told in self._bypass_told.items() if id_ in stay}
         self._states = states
-        self._bypass_told.clear()
         self.endpoints_changed()
 
     def endpoints_changed(self) -> None:
@@ -150,11 +152,11 @@ class Dispatcher:
 
     def _tell_bypass(self, now: float) -> None:
         for state in self._states:
-            told = self._bypass_told.get(state.id, (0, 0))
+            told = self._bypass_told.get(state.id)
             here = (state.bypass_in_flight, state.bypass_arrived)
             if here != told:
                 self._bypass_told[state.id] = here
-                arrived = here[1] - told[1]
+                arrived = here[1] - (told[1] if told is not None else 0)
                 self._do(
                     self._controller.bypass(now, state.id, here[0], state.bypass_bytes, arrived)
                 )
@@ -184,6 +186,15 @@ class Dispatcher:
             self._loop.call_exception_handler(
                 {"message": "a request could not be sent on", "exception": error}
             )
+            if isinstance(action, Dispatch):
+                self._give_up(action, waiter)
+
+    def _give_up(self, grant: Dispatch, waiter: Waiter) -> None:
+        """Take a grant back that could not be carried out: nobody else would end the request."""
+        self._do(self._controller.complete(time.monotonic(), grant.id, answered=False))
+        self._waiters[grant.id] = waiter
+        outcome = Outcome.UPSTREAM_FAILED
+        self._todo.append(Refuse(grant.id, grant.tier, outcome, grant.waited_s, 0.0))
 
     def _set_timer(self) -> None:
         if not self._waiters:
