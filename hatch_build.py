@@ -34,6 +34,7 @@ COMPILED = [
     "ciuicflow/gateway/admission.py",
     "ciuicflow/gateway/deadlines.py",
     "ciuicflow/gateway/endpoints.py",
+    "ciuicflow/gateway/flow_pick.py",
     "ciuicflow/gateway/framing.py",
     "ciuicflow/gateway/handler.py",
     "ciuicflow/gateway/headers.py",

@@ -13,6 +13,9 @@ class Bound(Enum):
     PREFILL = "prefill"
     HEADROOM = "headroom"  # it alone: the limit itself was not in the way
 
+    # Enum's own is Python code, and these are put into sets for every request that waits.
+    __hash__ = object.__hash__
+
 
 class Signals(msgspec.Struct, frozen=True, kw_only=True):
     """What an endpoint's requests have shown in one round."""

@@ -16,12 +16,14 @@ from ciuicflow.errors import ConfigError, StartError
 from ciuicflow.gateway.admin import AdminServer
 from ciuicflow.gateway.deadlines import Deadlines
 from ciuicflow.gateway.endpoints import Endpoint, EndpointTable
+from ciuicflow.gateway.flow_pick import FlowPick
 from ciuicflow.gateway.handler import Handler
 from ciuicflow.gateway.inbox import Inbox
 from ciuicflow.gateway.listener import ClientServer
 from ciuicflow.gateway.models import ModelLister
 from ciuicflow.observability.logs import LogWriter
 from ciuicflow.observability.metrics import EndpointSample, Metrics
+from ciuicflow.routing.base import RoutingPolicy
 from ciuicflow.routing.table import POLICIES
 from ciuicflow.runtime import lag
 from ciuicflow.runtime.dispatcher import Dispatcher
@@ -44,7 +46,8 @@ class App:
         self._deadlines = Deadlines(config.timeouts)
         inbox = Inbox()
         self._endpoints = EndpointTable(config, self._deadlines, inbox)
-        self._dispatcher = Dispatcher(config.flow, self._endpoints.for_flow)
+        self._pick = FlowPick(_flow_policy(config), lambda id_: self._endpoints[id_].state)
+        self._dispatcher = Dispatcher(config.flow, self._endpoints.for_flow, self._pick)
         self._dispatcher.watch(self._endpoints.states)
         self._metrics = Metrics(
             endpoints=self._samples,
@@ -139,6 +142,7 @@ class App:
         self._server.configure(config)
         if config.routing != self._config.routing:
             self._handler.policy = POLICIES[config.routing](random.Random())
+            self._pick.policy = _flow_policy(config)
         self._config = config
         self._handler.configure(config)
         self._dispatcher.configure(config.flow)
@@ -241,6 +245,12 @@ class App:
                 for endpoint in self._endpoints
             ],
         }
+
+
+def _flow_policy(config: Config) -> RoutingPolicy | None:
+    if config.routing == "least_load":
+        return None  # by the limits that flow control has learnt
+    return POLICIES[config.routing](random.Random())
 
 
 def _probe_targets(endpoints: Collection[Endpoint]) -> Iterator[ProbeTarget]:

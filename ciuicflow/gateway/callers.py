@@ -29,6 +29,8 @@ class Caller(msgspec.Struct, frozen=True, gc=False):
 
     tenant: str
     tier: str
+    accepted: bool = True
+    """False: a known key is required, and this is none."""
 
 
 class Callers:
@@ -47,16 +49,15 @@ class Callers:
         }
         self._remembered = lru_cache(_REMEMBERED)(self._identify)
 
-    def identify(self, fields: FlowFields) -> Caller | None:
-        """Return who calls; None: a known key is required, and this is none."""
+    def identify(self, fields: FlowFields) -> Caller:
+        """Return who calls."""
         return self._remembered(fields.key_sha256, fields.tier)
 
-    def _identify(self, key_sha256: str, tier: str) -> Caller | None:
+    def _identify(self, key_sha256: str, tier: str) -> Caller:
         known = self._by_key.get(key_sha256)
-        if known is None and not self._accepts_unknown:
-            return None
         tenant, allowed = known or ("", self._unknown_may)
-        return Caller(tenant, self._clamp(tier, allowed))
+        accepted = known is not None or self._accepts_unknown
+        return Caller(tenant, self._clamp(tier, allowed), accepted)
 
     def _allowed(self, tiers: list[str] | None) -> tuple[str, ...]:
         """Return tiers in rank order."""

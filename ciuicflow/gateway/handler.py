@@ -16,7 +16,7 @@ from ciuicflow.endpoint import EndpointId, EndpointState
 from ciuicflow.flowcontrol.actions import Dispatch, Item
 from ciuicflow.gateway.admission import Admission, TierCounters
 from ciuicflow.gateway.body import BodyFields, read_fields, with_priority
-from ciuicflow.gateway.callers import Callers, TrustedPeers
+from ciuicflow.gateway.callers import Caller, Callers, TrustedPeers
 from ciuicflow.gateway.endpoints import Endpoint, EndpointTable
 from ciuicflow.gateway.models import ModelLister, is_model_list, model_in_path
 from ciuicflow.gateway.relay import Exchange
@@ -139,17 +139,16 @@ class Handler:
     def _enter_flow(self, exchange: Exchange) -> None:
         fields = exchange.head.flow
         if fields is None:
-            tier = self._bypass_tier
-            assert tier is not None
-            tenant, lines = "", None
+            assert self._bypass_tier is not None
+            caller, lines = Caller("", self._bypass_tier), None
         else:
-            caller = self._callers.identify(fields)
-            if caller is None:
-                exchange.refuse(Outcome.UNKNOWN_KEY)
-                return
-            tier, tenant, lines = caller.tier, caller.tenant, fields.lines
-        exchange.admission = Admission(self, self._dispatcher, exchange, tier, tenant, lines)
-        if exchange.head.method == b"POST" and exchange.has_body and not exchange.head.upgrade:
+            caller, lines = self._callers.identify(fields), fields.lines
+        exchange.admission = Admission(
+            self, self._dispatcher, exchange, caller.tier, caller.tenant, lines
+        )
+        if not caller.accepted:
+            exchange.refuse(Outcome.UNKNOWN_KEY)
+        elif exchange.head.method == b"POST" and exchange.has_body and not exchange.head.upgrade:
             exchange.collect()  # what it costs is in the body: `collected` goes on
         else:
             self._bypass_flow(exchange)
@@ -159,7 +158,6 @@ class Handler:
     ) -> None:
         """Ask flow control; the verdict is `granted` or a refusal, maybe before this returns."""
         head = exchange.head.flow
-        now = time.monotonic()
         admission.streams = fields.stream
         admission.in_flow = True
         if not admission.tenant:
@@ -178,7 +176,11 @@ class Handler:
                 model=fields.model,
                 body_bytes=body_bytes,
                 max_tokens=fields.max_tokens,
-                deadline_s=now + head.deadline_ms / 1e3 if head and head.deadline_ms else None,
+                deadline_s=(
+                    exchange.started_s + head.deadline_ms / 1e3
+                    if head is not None and head.deadline_ms
+                    else None
+                ),
                 streams=fields.stream,
             ),
             admission,
@@ -237,7 +239,9 @@ class Handler:
             return None
         if not candidates:
             self._unassign(exchange)
-            exchange.refuse(Outcome.NO_ENDPOINT, detail=exchange.detail)
+            # Sent once already, it may have been served: not to be said to be refused.
+            outcome = Outcome.UPSTREAM_FAILED if exchange.retried else Outcome.NO_ENDPOINT
+            exchange.refuse(outcome, detail=exchange.detail)
             return None
         only = len(candidates) == 1
         choice = Choice(candidates[0], "only") if only else self.policy.pick(candidates)
@@ -288,6 +292,9 @@ class Handler:
                 exchange.detail = f"{endpoint.state.id}: {_spell(error)}"
                 self._failed(endpoint, "connect", exchange.detail)
                 if exchange.admission is not None and exchange.admission.in_flow:
+                    if exchange.retried:  # it may have been served: not to be said to be refused
+                        exchange.refuse(Outcome.UPSTREAM_FAILED, detail=exchange.detail)
+                        return
                     if not self.flow_enabled:
                         self._unassign(exchange)
                         exchange.admission.leave_flow()

@@ -79,6 +79,7 @@ class AnswerMeter:
     def __init__(self) -> None:
         self._parts: list[bytes] = []
         self._size_bytes = 0
+        self._usage: Usage | None = None
 
     def feed(self, data: bytes) -> int:
         """See Meter."""
@@ -92,7 +93,10 @@ class AnswerMeter:
     @property
     def usage(self) -> Usage | None:
         """See Meter."""
-        return read_answer(b"".join(self._parts)) if self._parts else None
+        if self._parts:
+            self._usage = read_answer(b"".join(self._parts))
+            self._parts.clear()
+        return self._usage
 
 
 class Unreadable:

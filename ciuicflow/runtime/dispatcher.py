@@ -10,6 +10,7 @@ from ciuicflow.endpoint import EndpointId, EndpointState
 from ciuicflow.flowcontrol.actions import Action, Dispatch, Endpoint, Item, Refuse, RequestId
 from ciuicflow.flowcontrol.controller import FlowController
 from ciuicflow.flowcontrol.cost import Usage
+from ciuicflow.flowcontrol.placement import Pick, least_load
 from ciuicflow.flowcontrol.snapshot import FlowState
 from ciuicflow.flowcontrol.tiers import FlowConfig
 from ciuicflow.request import Outcome
@@ -33,9 +34,14 @@ class Waiter(Protocol):
 class Dispatcher:
     """Drives one FlowController on the event loop."""
 
-    def __init__(self, config: FlowConfig, endpoints: Callable[[], Iterable[Endpoint]]) -> None:
-        """Take the settings, and how to learn what the endpoints are at any time."""
-        self._controller = FlowController(config)
+    def __init__(
+        self,
+        config: FlowConfig,
+        endpoints: Callable[[], Iterable[Endpoint]],
+        pick: Pick = least_load,
+    ) -> None:
+        """Take the settings, how to learn what the endpoints are at any time, and who chooses."""
+        self._controller = FlowController(config, pick)
         self._endpoints = endpoints
         self._states: tuple[EndpointState, ...] = ()
         self._known: tuple[Endpoint, ...] = ()

@@ -81,6 +81,8 @@ class Attempt:
     abort_at: str | None
     abort_fraction: float
     pause_s: float = 0.003
+    fields: bytes = b""
+    """Further header lines; one that opts in may be refused without having been sent on."""
     outcome: str = "unfinished"
     begun: bool = False
     answer: bytes = b""
@@ -96,7 +98,7 @@ class Attempt:
     def raw(self) -> bytes:
         head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\n"
         head += b"X-Id: %s\r\nX-Shape: %s\r\n" % (self.id, self.shape.encode())
-        head += b"X-Pause: %f\r\n" % self.pause_s
+        head += b"X-Pause: %f\r\n" % self.pause_s + self.fields
         if not self.in_chunks:
             return head + b"Content-Length: %d\r\n\r\n" % len(self.body) + self.body
         parts = [self.body[at : at + 5000] for at in range(0, len(self.body), 5000)]
@@ -267,6 +269,8 @@ def audit(attempts: list[Attempt], process: EngineProcess) -> Counter[str]:
         if attempt.outcome == "status 200":
             assert attempt.answer == attempt.expected, f"{attempt.id!r}: an altered answer"
             assert times, f"{attempt.id!r}: answered by nobody"
+        elif attempt.fields and attempt.outcome in ("status 429", "status 503", "status 504"):
+            assert not times, f"{attempt.id!r}: refused and sent on"
         elif attempt.outcome != "aborted":
             assert _in_outage(attempt, process), f"{attempt.id!r}: {attempt.outcome}"
             assert attempt.outcome in ("status 502", "status 503", "broken"), attempt.outcome

@@ -1,7 +1,7 @@
 """A scriptable upstream on raw sockets: records every byte, sends any bytes, breaks in any way.
 
-Health probes and model listings of the gateway are answered apart and not recorded; a test that
-asks for those paths itself marks its request with the header `X-Test`.
+Health probes, model listings and scrapes of the gateway are answered apart and not recorded; a
+test that asks for those paths itself marks its request with the header `X-Test`.
 """
 
 from __future__ import annotations
@@ -78,7 +78,11 @@ class Upstream:
         self.models = models
         self.model_list: bytes | None = None
         self.healthy = True
-        self.hang_probes_s = 0.0
+        self.page = b""
+        """What an engine tells on /metrics; empty: it has no such page."""
+        self.scrapes: list[float] = []
+        """When it was asked for."""
+        self.hang_probes_s = self.hang_scrapes_s = 0.0
         self.hanging = 0
         self.accepted = 0
         self._tls = tls
@@ -129,7 +133,8 @@ class Upstream:
     def reset(self) -> None:
         """Forget scripts, records and connections: a clean stub for the next test."""
         self.respond(wire.response_bytes())
-        self.healthy, self.model_list, self.hang_probes_s = True, None, 0.0
+        self.healthy, self.model_list, self.page = True, None, b""
+        self.hang_probes_s = self.hang_scrapes_s = 0.0
         if self._listener is None:
             self.listen()
         self.drop_connections()
@@ -221,9 +226,12 @@ class Upstream:
         request = wire.read_head(connection)
         if self._is_probe(request):
             connection.probes += 1
-            if self.hang_probes_s:
+            scrape = request.target.endswith(b"/metrics")
+            if scrape:
+                self.scrapes.append(time.monotonic())
+            if hang_s := self.hang_scrapes_s if scrape else self.hang_probes_s:
                 self.hanging += 1
-                connection.wait_end(self.hang_probes_s)
+                connection.wait_end(hang_s)
             connection.send(self._probe_answer(request))
             return
         script, head_only = self._script, self._head_only
@@ -238,11 +246,15 @@ class Upstream:
 
     def _is_probe(self, request: Message) -> bool:
         path = request.target.decode("latin-1")
+        if path.endswith("/metrics"):
+            return b"aiohttp" in (request.get("user-agent") or b"")
         return path.endswith(PROBE_PATHS) and request.get("x-test") is None
 
     def _probe_answer(self, request: Message) -> bytes:
         if request.target.endswith(b"/health"):
             return wire.response_bytes(status="200 OK" if self.healthy else "503 Unhealthy")
+        if request.target.endswith(b"/metrics"):
+            return wire.response_bytes(self.page, "200 OK" if self.page else "404 Not Found")
         entries = [{"id": model, "object": "model"} for model in self.models]
         listing = self.model_list or json.dumps({"object": "list", "data": entries}).encode()
         return wire.response_bytes(listing, headers=[(b"Content-Type", b"application/json")])
