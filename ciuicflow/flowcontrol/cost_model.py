@@ -56,7 +56,7 @@ class CostModel:
         prompt = min(self._longest_prompt, max(1, int(body_bytes * past.tokens_per_byte)))
         output = past.output_tokens
         if max_tokens is not None:
-            output = min(output, max_tokens)
+            output = min(output, float(min(max(max_tokens, 0), MAX_TOKENS)))
         return self._cost(prompt, prompt * past.cached_share, max(1.0, output))
 
     def actual(self, usage: Usage) -> Cost:

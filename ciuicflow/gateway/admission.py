@@ -100,7 +100,10 @@ class Admission:
         """See Waiter."""
         self.in_flow = False
         self.waited_s = refusal.waited_s
-        self._exchange.refuse(refusal.outcome, retry_after_s=refusal.retry_after_s)
+        outcome = refusal.outcome
+        if self._exchange.retried and outcome is Outcome.NO_ENDPOINT:
+            outcome = Outcome.UPSTREAM_FAILED  # sent once already, it may have been served
+        self._exchange.refuse(outcome, retry_after_s=refusal.retry_after_s)
 
     def undeliverable(self, endpoint: EndpointId) -> None:
         """The endpoint can't be connected to: ask for another."""

@@ -292,9 +292,6 @@ class Handler:
                 exchange.detail = f"{endpoint.state.id}: {_spell(error)}"
                 self._failed(endpoint, "connect", exchange.detail)
                 if exchange.admission is not None and exchange.admission.in_flow:
-                    if exchange.retried:  # it may have been served: not to be said to be refused
-                        exchange.refuse(Outcome.UPSTREAM_FAILED, detail=exchange.detail)
-                        return
                     if not self.flow_enabled:
                         self._unassign(exchange)
                         exchange.admission.leave_flow()

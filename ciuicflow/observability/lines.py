@@ -122,7 +122,7 @@ def _request_text(line: RequestLine) -> str:
         ttft = "" if flow.ttft_ms is None else f" ttft {flow.ttft_ms:.0f} ms"
         opted_in = f" [{flow.tier} {flow.tenant} queue {flow.queue_ms:.0f} ms{ttft}]"
     return (
-        f"{line.status or '---'} {line.outcome:<17}  {line.duration_ms:>10.1f} ms"
+        f"{line.status or '---'} {line.outcome:<19}  {line.duration_ms:>10.1f} ms"
         f"  in {line.bytes_in:<9} out {line.bytes_out:<9} {line.client:<15} "
         f"{_decoded(line.method)} {_path(line.target)}{endpoint}{opted_in}"
     )

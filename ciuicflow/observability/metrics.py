@@ -8,6 +8,7 @@ The meaning of each metric, and what to do when it moves, is in docs/metrics.md.
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
+from math import isnan
 from typing import Literal
 
 import msgspec
@@ -26,6 +27,7 @@ from ciuicflow.observability.traffic import OTHER_CODE, Histogram, TierTraffic, 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """The classic text format, which every Prometheus reads."""
 
+_BYPASS = ("bypass", "none")
 ReloadResult = Literal["success", "failure"]
 
 
@@ -69,7 +71,7 @@ class Metrics(Collector):
         self._tiers: dict[str, TierTraffic] = {}
         # Series that exist from the start read 0 instead of "no data", and rate() sees their
         # first step.
-        self._traffic = {("bypass", "none"): Traffic()}
+        self._traffic = {_BYPASS: Traffic()}
         self._reloads: dict[ReloadResult, int] = {"success": 0, "failure": 0}
         self._failures: Counter[tuple[str, str]] = Counter()  # endpoint, reason
         self._retries: Counter[str] = Counter()
@@ -151,7 +153,10 @@ class Metrics(Collector):
         )
         for labels, traffic in self._traffic.items():
             qps.add_metric(labels, traffic.window.rate_per_s(self._now))
-            p99.add_metric(labels, traffic.window.quantile(0.99, self._now))
+            value = traffic.window.quantile(0.99, self._now)
+            # A tier that nobody uses has none: its NaN would spoil every sum and maximum.
+            if labels == _BYPASS or not isnan(value):
+                p99.add_metric(labels, value)
         yield qps
         yield p99
 
@@ -188,7 +193,9 @@ class Metrics(Collector):
             _add_histogram(wait, (name,), tier.queue_wait)
             _add_histogram(ttft, (name,), tier.ttft)
             _add_histogram(inter_token, (name,), tier.inter_token)
-            p99.add_metric((name,), tier.ttft_window.quantile(0.99, self._now))
+            value = tier.ttft_window.quantile(0.99, self._now)
+            if not isnan(value):
+                p99.add_metric((name,), value)
             for kind, count in tier.tokens.items():
                 tokens.add_metric((name, kind), count)
         for name, queued in self._queue_depths().items():

@@ -48,7 +48,7 @@ def families() -> Families:
         log_lines_dropped=int,
         queue_depths=lambda: {"gold": 1},
     )
-    metrics.tier("gold")
+    metrics.tier("gold").first_token(0.1, now=1.0)
     metrics.traffic("bypass", "none").observe(Outcome.COMPLETED, 200, 0.1, now=1.0)
     metrics.upstream_failure("a", "connect")
     found: Families = {}

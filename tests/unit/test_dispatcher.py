@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterable
 
 import pytest
+from support.plain import needs_plain
 
 from ciuicflow.endpoint import EndpointId, EndpointState
 from ciuicflow.flowcontrol.actions import Dispatch, Endpoint, Item, Refuse
@@ -218,6 +219,7 @@ async def test_a_deadline_passes_without_any_other_event(rig: Rig) -> None:
     assert late.outcomes == later.outcomes == [Outcome.QUEUE_TIMEOUT]
 
 
+@needs_plain
 async def test_no_timer_runs_while_nothing_waits(rig: Rig) -> None:
     rig.enqueue(Waiter())
     left = rig.enqueue(Waiter())
@@ -293,6 +295,7 @@ async def test_bypass_is_told_when_it_matters(rig: Rig) -> None:
     assert rig.bypass() == [0]
 
 
+@needs_plain
 async def test_a_reload_does_not_tell_old_arrivals_again(rig: Rig) -> None:
     told: list[tuple[int, int]] = []
     controller = rig.dispatcher._controller

@@ -1,6 +1,7 @@
 """The ledger of an endpoint: what has room, and what its requests show. Literal times."""
 
 import pytest
+from support.plain import needs_plain
 
 from ciuicflow.endpoint import EndpointId
 from ciuicflow.flowcontrol.actions import Endpoint, Role
@@ -10,6 +11,9 @@ from ciuicflow.flowcontrol.limit import AdaptiveLimit
 from ciuicflow.flowcontrol.signals import Signals
 
 SMALL = Cost(work=300.0, prefill_tokens=100, held_tokens=200)
+
+
+pytestmark = needs_plain
 
 
 class Recorder(AdaptiveLimit):

@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.plain import needs_plain
 
 from ciuicflow.flowcontrol import queue as queue_module
 from ciuicflow.flowcontrol.cost import Cost
@@ -145,6 +146,7 @@ def test_a_modest_tenants_predicted_work_is_its_turn_and_not_the_whole_queue() -
     assert queue.work_before("modest") == pytest.approx(100.0)
 
 
+@needs_plain
 def test_counters_of_idle_tenants_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue_module, "MAX_IDLE_TENANTS", 3)
     queue = filled(*(entry(id_, f"t{id_}") for id_ in range(10)))
