@@ -45,7 +45,7 @@ class Outgoing:
         """The rest of the micro-batch that is being sent."""
         self.phase = Phase.WAITING
         self.quanta = 0
-        self.acked_bytes = 0
+        self.sent_bytes = 0
         self.unreleased = 0
         """Quanta that the transport may still read."""
         self.checksum: int | None = 0
@@ -58,10 +58,10 @@ class Outgoing:
 
     @property
     def whole(self) -> bool:
-        """Whether all has been sent, has arrived, and is not read any more."""
+        """Whether all has been sent, and is not read any more."""
         return (
             self.phase is Phase.SENDING
-            and self.acked_bytes == self.plan.total_bytes
+            and self.sent_bytes == self.plan.total_bytes
             and not self.unreleased
         )
 

@@ -57,6 +57,8 @@ class _Reservation(msgspec.Struct, eq=False, kw_only=True):
     received_bytes: int = 0
     quanta: int = 0
     checksum: int | None = 0
+    commit: Commit | None = None
+    """What the sender says of the whole; decided on when no receive is posted any more."""
     posted: dict[int, int] = {}
     """Bytes of the receives that may write now, by sequence."""
 
@@ -178,6 +180,8 @@ class Receiver(Session):
     def _fault(self, reservation: _Reservation, quantum: Quantum) -> str | None:
         """Say what is wrong with a quantum; mark its area if it is good."""
         area = quantum.area
+        if reservation.commit is not None:
+            return "it comes after its commit"
         if quantum.seq != self._next_seq:
             return f"expected number {self._next_seq}"
         if self._in_flight and self._in_flight + quantum.bytes > self.hello.window_bytes:
@@ -205,8 +209,17 @@ class Receiver(Session):
         if reservation is None or not reservation.announced or reservation.drained:
             self._break(now, f"a commit of {commit.transfer}, not expected", actions)
             return
-        if reservation.failed:  # our abort is on its way
+        if reservation.commit is not None:
+            self._break(now, f"{commit.transfer} is committed twice", actions)
             return
+        reservation.commit = commit
+        self._decide(now, reservation, actions)
+
+    def _decide(self, now: float, reservation: _Reservation, actions: list[Action]) -> None:
+        """Complete or fail what is committed, once all its payloads are in place."""
+        commit = reservation.commit
+        if commit is None or reservation.posted or reservation.failed:
+            return  # failed: our abort is on its way
         expected = (reservation.total_bytes, reservation.received_bytes, reservation.quanta)
         if expected != (commit.bytes, commit.bytes, commit.quanta):
             detail = (
@@ -265,6 +278,7 @@ class Receiver(Session):
         if self._open and reservation.announced:
             self._heard_s = now
             self._say(now, Ack(seq, size, hold_ns, ce_bytes), actions)
+            self._decide(now, reservation, actions)
         self._release(reservation, actions)
         return actions
 

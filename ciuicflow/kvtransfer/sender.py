@@ -156,9 +156,8 @@ class Sender(Session):
             self._break(now, f"an acknowledgement of {ack.seq} that does not fit", actions)
             return
         transfer = self._transfers.get(id_)
-        if transfer is not None:
-            transfer.acked_bytes += ack.bytes
-            self._commit_if_done(now, transfer, actions)
+        if transfer is not None and transfer.phase is Phase.COMMITTING:
+            self._timers.set(id_, now + self._config.answer_s)
         self._pump(now, actions)
 
     def _on_expect(self, now: float, part: Expect, actions: list[Action]) -> None:
@@ -194,7 +193,7 @@ class Sender(Session):
         self.outcomes[transfer.ticket.tier, COMPLETED] += 1
         duration_s = now - transfer.submitted_s
         actions.append(
-            Complete(message.transfer, transfer.acked_bytes, transfer.quanta, duration_s)
+            Complete(message.transfer, transfer.sent_bytes, transfer.quanta, duration_s)
         )
         self._release(transfer, actions)
 
@@ -257,6 +256,7 @@ class Sender(Session):
         id_, tier = transfer.ticket.id, transfer.ticket.tier
         seq = flight.send(now, id_, size)
         transfer.quanta += 1
+        transfer.sent_bytes += size
         transfer.unreleased += 1
         self._unreleased += 1
         self.sent_bytes[tier] = self.sent_bytes.get(tier, 0) + size
@@ -298,12 +298,16 @@ class Sender(Session):
         return actions
 
     def _commit_if_done(self, now: float, transfer: Outgoing, actions: list[Action]) -> None:
+        """Commit behind the last quantum, without waiting for acknowledgements.
+
+        By then a window of lower tiers would be on its way, and the commit would queue behind it.
+        """
         if not transfer.whole:
             return
         transfer.phase = Phase.COMMITTING
         self._timers.set(transfer.ticket.id, now + self._config.answer_s)
         message = Commit(
-            transfer.ticket.id, transfer.acked_bytes, transfer.quanta, transfer.checksum
+            transfer.ticket.id, transfer.sent_bytes, transfer.quanta, transfer.checksum
         )
         self._say(now, message, actions)
 

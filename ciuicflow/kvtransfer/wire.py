@@ -83,7 +83,7 @@ class Ack(_Message, frozen=True, tag=3):
 
 
 class Commit(_Message, frozen=True, tag=4):
-    """Sender: that was all, and all of it was acknowledged."""
+    """Sender: that was all; it comes after the last quantum of the transfer."""
 
     transfer: Id
     bytes: Bytes

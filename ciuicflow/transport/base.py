@@ -177,6 +177,11 @@ class Transfer:
         """Whether the buffers are free."""
         return self._future.done()
 
+    @property
+    def error(self) -> BaseException | None:
+        """Why it failed; None: it succeeded. Only when it is done."""
+        return self._future.exception()
+
     def when_done(self, callback: Callable[[], None]) -> None:
         """Have `callback` called from the event loop once the buffers are free."""
         self._future.add_done_callback(lambda _future: callback())
