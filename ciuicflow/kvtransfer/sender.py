@@ -192,9 +192,7 @@ class Sender(Session):
         self._end(transfer, FailReason.STALE)  # what its id would be if it were used again
         self.outcomes[transfer.ticket.tier, COMPLETED] += 1
         duration_s = now - transfer.submitted_s
-        actions.append(
-            Complete(message.transfer, transfer.sent_bytes, transfer.quanta, duration_s)
-        )
+        actions.append(Complete(message.transfer, transfer.sent_bytes, transfer.quanta, duration_s))
         self._release(transfer, actions)
 
     def _on_abort(self, now: float, abort: Abort, actions: list[Action]) -> None:
