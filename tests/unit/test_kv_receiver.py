@@ -169,11 +169,28 @@ def test_a_commit_before_all_bytes_is_never_a_partial_cache() -> None:
     )
 
 
-def test_a_commit_while_a_payload_is_still_coming_is_refused() -> None:
+def test_a_commit_waits_for_the_payloads_that_are_still_coming() -> None:
     machine = reserved()
     say(machine, *(Quantum("t", seq, WHOLE[seq], SIZES[seq]) for seq in (0, 1)))
     machine.on_payload(0.0, "t", 0, checksum=1)
-    assert kinds(say(machine, Commit("t", 380, 2, TOTAL))) == ["Abort", "Fail"]
+    assert say(machine, Commit("t", 380, 2, TOTAL)) == []
+    actions = machine.on_payload(0.0, "t", 1, checksum=2)
+    assert kinds(actions) == ["Ack", "Committed", "Complete"]
+
+
+def test_a_commit_that_waits_is_not_too_late_to_be_refused() -> None:
+    machine = reserved()
+    say(machine, Quantum("t", 0, WHOLE[0], 300))
+    assert say(machine, Commit("t", 300, 1, 1)) == []
+    actions = machine.on_payload(0.0, "t", 0, checksum=1)
+    assert kinds(actions) == ["Ack", "Abort", "Fail"]
+
+
+@pytest.mark.parametrize("second", [Commit("t", 380, 2, 1), Quantum("t", 1, WHOLE[1], 80)])
+def test_nothing_comes_after_a_commit(second: Message) -> None:
+    machine = reserved()
+    say(machine, Quantum("t", 0, WHOLE[0], 300), Commit("t", 380, 2, 1))
+    assert kinds(say(machine, second)) == ["Error", "Close", "Fail"]
 
 
 @pytest.mark.parametrize(
