@@ -10,8 +10,9 @@ import os
 import resource
 import shutil
 import signal
-import socket
 from pathlib import Path
+
+from ciuicflow.bench.nginx import free_port
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _MAX_CONNECTIONS = 16_384
@@ -58,12 +59,6 @@ def config_text(upstream_port: int, port: int, limit: int, wait_s: float) -> str
     )
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def _main() -> None:
     parser = argparse.ArgumentParser(prog="haproxy.py")
     parser.add_argument("upstream_port", type=int)
@@ -74,7 +69,7 @@ def _main() -> None:
     executable = find_haproxy()
     if executable is None:
         raise SystemExit("haproxy is not installed: apt-get install haproxy")
-    port = _free_port()
+    port = free_port()
     file = options.directory / "haproxy.cfg"
     file.write_text(config_text(options.upstream_port, port, options.limit, options.wait_s))
     print(f"ready port={port}", flush=True)

@@ -1,6 +1,5 @@
 """The compared systems: an engine each, and what stands in front of it, as child processes."""
 
-import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator
@@ -13,10 +12,9 @@ import msgspec
 import yaml
 
 from ciuicflow.bench import procfs
-from ciuicflow.bench.proxies import Child
+from ciuicflow.bench.proxies import Child, listening
 from loadtest.bodies import Style
 
-LISTENING_S: Final = 10.0
 _HERE: Final = Path(__file__).parent
 _TESTS: Final = _HERE.parent / "tests"
 _PYTHON: Final = (sys.executable, "-P")
@@ -97,7 +95,7 @@ async def running(system: System, engine: Engine, directory: Path) -> AsyncItera
         async with Child(system.name, *_front_command(system, engine_port, directory)) as front:
             address = front.ready.get("listen") or f"127.0.0.1:{front.ready['port']}"
             port = int(address.rpartition(":")[2])
-            await _listening(front, port)
+            await listening(front, port)
             if engine.is_real:
                 procfs.pin(front.pid, cores.load)
             admin = front.ready.get("admin")
@@ -135,19 +133,3 @@ def _front_command(system: System, engine_port: int, directory: Path) -> tuple[s
     }
     file.write_text(yaml.safe_dump(config))
     return (*_PYTHON, "-m", "ciuicflow", "serve", "--config", str(file))
-
-
-async def _listening(child: Child, port: int) -> None:
-    try:
-        async with asyncio.timeout(LISTENING_S):
-            while True:
-                try:
-                    _, writer = await asyncio.open_connection("127.0.0.1", port)
-                except ConnectionRefusedError:
-                    await asyncio.sleep(0.02)
-                    continue
-                writer.close()
-                await writer.wait_closed()
-                return
-    except TimeoutError:
-        raise child.failed(f"did not listen on port {port} within {LISTENING_S:g} s") from None

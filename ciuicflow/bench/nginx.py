@@ -62,7 +62,8 @@ def config_text(upstream_port: int, port: int, directory: Path) -> str:
     return _CONFIG.format(upstream_port=upstream_port, port=port, directory=directory)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port of 127.0.0.1 that nobody listens on now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -83,7 +84,7 @@ def _main() -> None:
     executable = find_nginx()
     if executable is None:
         raise SystemExit("nginx is not installed: apt-get install nginx")
-    port = _free_port()
+    port = free_port()
     config_file = options.directory / "nginx.conf"
     config_file.write_text(config_text(options.upstream_port, port, options.directory))
     print(f"ready port={port}", flush=True)

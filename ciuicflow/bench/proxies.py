@@ -109,7 +109,7 @@ async def running(
     async with Child(recipe.label, *_command(recipe, stub.port, directory)) as child:
         address = child.ready.get("listen") or f"127.0.0.1:{child.ready['port']}"
         port = int(address.rpartition(":")[2])
-        await _listening(child, port)
+        await listening(child, port)
         pid = child.pid
         if recipe.label == NGINX:
             procfs.pin(pid, core)
@@ -149,7 +149,8 @@ def _command(recipe: Recipe, upstream_port: int, directory: Path) -> tuple[str, 
     return ("sh", "-c", f"exec {shlex.join(command)} 2>{log_file}")
 
 
-async def _listening(child: Child, port: int) -> None:
+async def listening(child: Child, port: int) -> None:
+    """Return once something listens on a child's port. Raises ChildFailed."""
     try:
         async with asyncio.timeout(_LISTENING_S):
             while True:

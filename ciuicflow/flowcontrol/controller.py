@@ -56,7 +56,7 @@ class FlowController:
 
     def _configure(self, config: FlowConfig) -> None:
         self.config = config
-        self.tiers = sorted(config.tiers, key=lambda tier: tier.rank)
+        self.tiers = config.ranked
         self.costs.output_weight = config.output_weight
         self.topology.configure(self.tiers, config.opted_in_share)
         self._placement = Placement(self._pick, config.headroom)

@@ -66,6 +66,11 @@ class FlowConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         if self.default_tier not in {tier.name for tier in self.tiers}:
             raise ValueError(f"default_tier: {self.default_tier!r} is not one of the tiers")
 
+    @property
+    def ranked(self) -> list[TierConfig]:
+        """The tiers, the first served first."""
+        return sorted(self.tiers, key=lambda tier: tier.rank)
+
 
 def check_tiers(tiers: Sequence[TierConfig]) -> None:
     """Check what types cannot say. Raises ValueError."""

@@ -8,11 +8,11 @@ from ciuicflow.endpoint import EndpointId
 from ciuicflow.errors import ProtocolError
 from ciuicflow.flowcontrol.actions import Dispatch, Refuse
 from ciuicflow.flowcontrol.cost import Usage
+from ciuicflow.gateway.callers import Caller
 from ciuicflow.gateway.headers import ResponseHead
 from ciuicflow.gateway.meter import BodyMeter
 from ciuicflow.observability.lines import FlowLine
 from ciuicflow.observability.metrics import Metrics
-from ciuicflow.observability.traffic import TierTraffic
 from ciuicflow.request import Outcome
 from ciuicflow.runtime.dispatcher import Dispatcher
 
@@ -28,11 +28,11 @@ UNKNOWN: Final = -1.0  # a time that has not come
 
 
 class TierCounters:
-    """Where the requests of one tier are counted."""
+    """Where the requests of one flow and tier are counted."""
 
-    def __init__(self, metrics: Metrics, tier: str) -> None:
-        self.opted_in = metrics.traffic("enabled", tier)
-        self.further: TierTraffic = metrics.tier(tier)
+    def __init__(self, metrics: Metrics, flow: str, tier: str) -> None:
+        self.ended = metrics.traffic(flow, tier)
+        self.further = metrics.tier(tier)
 
 
 class Admission:
@@ -43,8 +43,8 @@ class Admission:
         handler: "Handler",
         dispatcher: Dispatcher,
         exchange: "Exchange",
-        tier: str,
-        tenant: str,
+        caller: Caller,
+        counters: TierCounters,
         lines: bytes | None,
     ) -> None:
         """Take `lines`, the header fields to send upstream; None: it is only enrolled.
@@ -55,14 +55,13 @@ class Admission:
         self._dispatcher = dispatcher
         self._exchange = exchange
         self.id = dispatcher.next_id()
-        self.tier = tier
-        self.tenant = tenant
+        self.tier: str = caller.tier
+        self.tenant: str = caller.tenant
+        self.counters = counters
         self.lines = lines
-        self.traffic: TierTraffic = handler.tiers[tier].further
         self.request_id = f"{handler.instance}-{self.id}"
         """What the answer and the log line call it."""
         self.in_flow = False  # queued or on the ledger
-        self.streams = False
         self.waited_s = 0.0
         self.ttft_s = UNKNOWN
         self.tokens = 0  # seen, as they came
@@ -93,7 +92,7 @@ class Admission:
         self.waited_s = grant.waited_s
         if not self._granted:  # it may be granted again, after an undeliverable try
             self._granted = True
-            self.traffic.queue_wait.observe(grant.waited_s)
+            self.counters.further.queue_wait.observe(grant.waited_s)
         self._handler.granted(self._exchange, grant)
 
     def refused(self, refusal: Refuse) -> None:
@@ -110,7 +109,6 @@ class Admission:
         if self._handler.flow_enabled:
             self._dispatcher.undeliverable(self.id, endpoint, self)
         else:  # switched off in the meantime: nothing may wait
-            self._dispatcher.ended(self.id, None, answered=False)
             self.leave_flow()
 
     def leave_flow(self) -> None:
@@ -125,13 +123,13 @@ class Admission:
         self._withdraw()
         self._exchange.refuse(Outcome.SHUT_DOWN)
 
-    def _withdraw(self) -> None:
+    def _withdraw(self, usage: Usage | None = None, *, answered: bool = False) -> None:
         """Leave queue and ledger."""
-        if self.in_flow:
-            self.in_flow = False
-            self._dispatcher.ended(self.id, None, answered=False)
         if self._heartbeat is not None:
             self._heartbeat.cancel()
+        if self.in_flow:
+            self.in_flow = False
+            self._dispatcher.ended(self.id, usage, answered=answered)
 
     def start_heartbeats(self, interval_s: float) -> None:
         """Show the client of a stream that it waits, until an endpoint's first byte."""
@@ -166,11 +164,11 @@ class Admission:
         self.tokens += tokens
         if self.ttft_s < 0:
             self.ttft_s = now - self._exchange.started_s
-            self.traffic.first_token(self.ttft_s, now)
+            self.counters.further.first_token(self.ttft_s, now)
             self._dispatcher.first_token(self.id)
             more = tokens - 1
         else:
-            self.traffic.inter_token.observe((now - self._last_token_s) / tokens)
+            self.counters.further.inter_token.observe((now - self._last_token_s) / tokens)
             more = tokens
         if more:
             self._dispatcher.progress(self.id, more)
@@ -192,15 +190,11 @@ class Admission:
 
     def ended(self, outcome: Outcome) -> None:
         """It is over: off the ledger, or out of the queue."""
-        if self._heartbeat is not None:
-            self._heartbeat.cancel()
         usage = self.usage
         if usage is not None:
-            counts = self.traffic.tokens
+            counts = self.counters.further.tokens
             counts["prompt"] += usage.prompt_tokens
             counts["cached"] += usage.cached_tokens
             counts["completion"] += usage.completion_tokens
-        if self.in_flow:
-            self.in_flow = False
-            answered = outcome is Outcome.COMPLETED and self._exchange.status == 200
-            self._dispatcher.ended(self.id, usage, answered=answered)
+        answered = outcome is Outcome.COMPLETED and self._exchange.status == 200
+        self._withdraw(usage, answered=answered)

@@ -28,6 +28,8 @@ class _Wire(msgspec.Struct):
     user: Any = None
 
 
+UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What reading JSON that somebody else wrote may raise."""
 _NOTHING: Final = BodyFields()
 _OPENS: Final = re.compile(rb"[ \t\r\n]*\{")
 _EMPTY: Final = re.compile(rb"[ \t\r\n]*\{[ \t\r\n]*\}")
@@ -38,7 +40,7 @@ def read_fields(body: bytes) -> BodyFields:
     """Read a body; one that is no JSON object says nothing. Never raises."""
     try:
         wire = _decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return _NOTHING
     limits = (wire.max_completion_tokens, wire.max_tokens, wire.max_output_tokens)
     users = (wire.user_id, wire.user)

@@ -37,8 +37,7 @@ class Callers:
     """Knows tenants by the hashes of their keys, and what each may use."""
 
     def __init__(self, flow: Flow) -> None:
-        ranked = [tier.name for tier in sorted(flow.tiers, key=lambda tier: tier.rank)]
-        self._ranks = {name: rank for rank, name in enumerate(ranked)}
+        self._ranks = {tier.name: rank for rank, tier in enumerate(flow.ranked)}
         self._default = flow.default_tier
         self._accepts_unknown = flow.unknown_keys.accept
         self._unknown_may = self._allowed(flow.unknown_keys.tiers)

@@ -24,7 +24,6 @@ from ciuicflow.gateway.responses import ANSWERS
 from ciuicflow.observability.lines import RequestLine
 from ciuicflow.observability.logs import LogWriter
 from ciuicflow.observability.metrics import Metrics
-from ciuicflow.observability.traffic import Traffic
 from ciuicflow.request import Outcome
 from ciuicflow.routing.base import Choice, RoutingPolicy, UnknownModel, eligible
 from ciuicflow.routing.health import record_failure, record_live_success
@@ -76,12 +75,10 @@ class Handler:
         self._callers = Callers(config.flow)
         self._peers = TrustedPeers(config.trusted_peers)
         self._bypass_tier = config.flow.bypass_tier
-        self._ranks = len(config.flow.tiers)
-        self._rank = {
-            tier.name: rank
-            for rank, tier in enumerate(sorted(config.flow.tiers, key=lambda tier: tier.rank))
+        self._ranks = {tier.name: rank for rank, tier in enumerate(config.flow.ranked)}
+        self._counters = {
+            name: TierCounters(self._metrics, "enabled", name) for name in self._ranks
         }
-        self.tiers = {name: TierCounters(self._metrics, name) for name in self._rank}
         self.set_flow(config.flow.enabled)
 
     def set_flow(self, enabled: bool) -> None:
@@ -141,11 +138,11 @@ class Handler:
         if fields is None:
             assert self._bypass_tier is not None
             caller, lines = Caller("", self._bypass_tier), None
+            counters = TierCounters(self._metrics, "bypass", caller.tier)
         else:
             caller, lines = self._callers.identify(fields), fields.lines
-        exchange.admission = Admission(
-            self, self._dispatcher, exchange, caller.tier, caller.tenant, lines
-        )
+            counters = self._counters[caller.tier]
+        exchange.admission = Admission(self, self._dispatcher, exchange, caller, counters, lines)
         if not caller.accepted:
             exchange.refuse(Outcome.UNKNOWN_KEY)
         elif exchange.head.method == b"POST" and exchange.has_body and not exchange.head.upgrade:
@@ -158,7 +155,6 @@ class Handler:
     ) -> None:
         """Ask flow control; the verdict is `granted` or a refusal, maybe before this returns."""
         head = exchange.head.flow
-        admission.streams = fields.stream
         admission.in_flow = True
         if not admission.tenant:
             address = self._peers.client(exchange.client.peer, head.forwarded_for if head else "")
@@ -205,7 +201,7 @@ class Handler:
         admission = exchange.admission
         exchange.other_body = None  # an endpoint before this one may have wanted it
         if order is not None and admission is not None and admission.lines is not None:
-            value = order.value_of(self._rank[tier], self._ranks)
+            value = order.value_of(self._ranks[tier], len(self._ranks))
             payload = exchange.payload()
             body = with_priority(payload, value)
             if body is not payload:
@@ -292,10 +288,6 @@ class Handler:
                 exchange.detail = f"{endpoint.state.id}: {_spell(error)}"
                 self._failed(endpoint, "connect", exchange.detail)
                 if exchange.admission is not None and exchange.admission.in_flow:
-                    if not self.flow_enabled:
-                        self._unassign(exchange)
-                        exchange.admission.leave_flow()
-                        return
                     exchange.connecting = None
                     self._unassign(exchange)
                     exchange.admission.undeliverable(endpoint.state.id)
@@ -322,7 +314,7 @@ class Handler:
         now = time.monotonic()
         duration_s = now - exchange.started_s
         admission = exchange.admission
-        traffic = self._bypass if admission is None else self._traffic(admission)
+        traffic = self._bypass if admission is None else admission.counters.ended
         traffic.observe(outcome, exchange.status, duration_s, now)
         endpoint = exchange.endpoint
         if endpoint is not None:
@@ -349,14 +341,6 @@ class Handler:
             )
         if admission is not None:
             admission.ended(outcome)
-
-    def _traffic(self, admission: Admission) -> Traffic:
-        if admission.lines is None:
-            return self._metrics.traffic("bypass", admission.tier)
-        counters = self.tiers.get(admission.tier)
-        if counters is None:  # a reload has removed its tier
-            return self._metrics.traffic("enabled", admission.tier)
-        return counters.opted_in
 
     def refused(self, peer: str, outcome: Outcome) -> None:
         """Account for bytes that never became a request."""

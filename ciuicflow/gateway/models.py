@@ -10,7 +10,7 @@ import msgspec
 
 from ciuicflow.gateway.endpoints import Endpoint
 from ciuicflow.gateway.headers import RequestHead, field_value
-from ciuicflow.runtime.fetch import read_whole
+from ciuicflow.runtime.fetch import get, read_whole
 
 log = logging.getLogger(__name__)
 
@@ -69,12 +69,12 @@ class ModelLister:
         if authorization:
             headers["Authorization"] = authorization.decode("latin-1")
         try:
-            async with self._session.get(
+            async with get(
+                self._session,
                 f"{endpoint.address}{head.target.decode('ascii')}",
                 headers=headers,
-                ssl=endpoint.tls,
-                allow_redirects=False,
-                timeout=aiohttp.ClientTimeout(total=self.timeout_s),
+                tls=endpoint.tls,
+                timeout_s=self.timeout_s,
             ) as response:
                 body = await read_whole(response)
                 return Listing(response.status, body)

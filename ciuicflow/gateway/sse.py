@@ -5,6 +5,7 @@ from typing import Any, Final
 import msgspec
 
 from ciuicflow.flowcontrol.cost import Usage
+from ciuicflow.gateway.body import UNREADABLE
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):
@@ -55,7 +56,7 @@ def read_event(data: bytes) -> Event:
     """Read the data of an event of a stream of completions; others tell nothing. Never raises."""
     try:
         chunk = _decode_chunk(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return _NOTHING
     return Event(any(map(_brings_token, chunk.choices or ())), _usage(chunk.usage))
 
@@ -64,7 +65,7 @@ def read_answer(body: bytes) -> Usage | None:
     """Return the usage that a whole JSON answer reports, if it does. Never raises."""
     try:
         return _usage(_decode_answer(body).usage)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return None
 
 

@@ -1,10 +1,30 @@
-"""Reading small bodies whole, within a bound."""
+"""Asking an upstream beside the data path: one way to send it, and small bodies read whole."""
 
+import ssl
+from collections.abc import Mapping
 from typing import Final
 
 import aiohttp
 
 MAX_BODY_BYTES: Final = 16 << 20
+
+
+def get(
+    session: aiohttp.ClientSession,
+    url: str,
+    *,
+    headers: Mapping[str, str],
+    tls: ssl.SSLContext | bool,
+    timeout_s: float,
+) -> "aiohttp.client._RequestContextManager":
+    """Send a GET that must be over, its body included, within the timeout; follow nothing."""
+    return session.get(
+        url,
+        headers=headers,
+        ssl=tls,
+        allow_redirects=False,
+        timeout=aiohttp.ClientTimeout(total=timeout_s),
+    )
 
 
 async def read_whole(response: aiohttp.ClientResponse) -> bytes:

@@ -11,7 +11,7 @@ import msgspec
 
 from ciuicflow.endpoint import EndpointState
 from ciuicflow.routing.health import HealthPolicy, record_failure, record_probe_success
-from ciuicflow.runtime.fetch import read_whole
+from ciuicflow.runtime.fetch import get, read_whole
 
 log = logging.getLogger(__name__)
 
@@ -109,10 +109,10 @@ class Prober:
             )
 
     def _get(self, target: ProbeTarget, path: str) -> "aiohttp.client._RequestContextManager":
-        return self._session.get(
+        return get(
+            self._session,
             target.base_url + path,
             headers=target.headers,
-            ssl=target.tls,
-            allow_redirects=False,
-            timeout=aiohttp.ClientTimeout(total=self.policy.timeout_s),
+            tls=target.tls,
+            timeout_s=self.policy.timeout_s,
         )

@@ -16,7 +16,7 @@ import msgspec
 from ciuicflow.endpoint import EndpointId
 from ciuicflow.engines.base import UNKNOWN, EngineReport
 from ciuicflow.engines.table import ADAPTERS, detect
-from ciuicflow.runtime.fetch import read_whole
+from ciuicflow.runtime.fetch import get, read_whole
 
 log = logging.getLogger(__name__)
 
@@ -73,12 +73,12 @@ class Reporter:
         path = _AUTO_PATH if known is None else known.metrics_path
         if path is None:
             return UNKNOWN
-        async with self._session.get(
+        async with get(
+            self._session,
             target.base_url + path,
             headers=target.headers,
-            ssl=target.tls,
-            allow_redirects=False,
-            timeout=aiohttp.ClientTimeout(total=TIMEOUT_S),
+            tls=target.tls,
+            timeout_s=TIMEOUT_S,
         ) as response:
             if response.status != 200:
                 return UNKNOWN

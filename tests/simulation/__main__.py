@@ -1,8 +1,8 @@
 """Prints the figures of all scenarios, or of those whose names contain an argument.
 
-Run in tests/: ``python -m simulation [PART ...]``. ``share`` is useful tokens per second over what
-the engine does with the same requests when it never lacks work and nothing is in front of it;
-``queued`` is the mean number of requests waiting inside the engine.
+Run in tests/: ``PYTHONPATH=.. python -m simulation [PART ...]``. ``share`` is useful tokens per
+second over what the engine does with the same requests when it never lacks work and nothing is in
+front of it; ``queued`` is the mean number of requests waiting inside the engine.
 """
 
 import sys

@@ -19,31 +19,11 @@ from ciuicflow.flowcontrol.controller import FlowController
 from ciuicflow.flowcontrol.cost import Usage
 from ciuicflow.flowcontrol.tiers import FlowConfig
 from ciuicflow.testing.engine_model import PROFILES, EngineModel, EngineProfile, EngineRequest
+from loadtest.workload import LENGTHS, Lengths
 
 BYTES_PER_TOKEN: Final = 4.3
 REPLAY_DEPTH: Final = 300  # requests kept in an engine to see what it can do
 
-
-class Lengths(msgspec.Struct, frozen=True):
-    """Log-normal lengths in tokens: median and sigma of prompts and of answers."""
-
-    prompt: float
-    prompt_sigma: float
-    output: float
-    output_sigma: float
-    longest: int = 4000
-
-    def draw(self, rng: Random) -> tuple[int, int]:
-        prompt = rng.lognormvariate(math.log(self.prompt), self.prompt_sigma)
-        output = rng.lognormvariate(math.log(self.output), self.output_sigma)
-        return max(8, min(int(prompt), self.longest)), max(1, min(int(output), self.longest))
-
-
-LENGTHS: Final = {
-    "slot_bound": Lengths(400, 0.6, 100, 0.6),
-    "kv_bound": Lengths(500, 0.5, 200, 0.5),
-    "prefill_bound": Lengths(600, 0.6, 40, 0.6),
-}
 MIX: Final = {"gold": 0.2, "silver": 0.3, "bronze": 0.5}
 
 

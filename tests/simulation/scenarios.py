@@ -6,9 +6,11 @@ from typing import Final
 from msgspec.structs import replace
 
 from ciuicflow.flowcontrol.tiers import FlowConfig
-from simulation.harness import LENGTHS, Scenario, Simulation
+from ciuicflow.testing.engine_profile import PROFILES
+from loadtest.workload import LENGTHS
+from simulation.harness import Scenario, Simulation
 
-ENGINES: Final = tuple(LENGTHS)
+ENGINES: Final = tuple(name for name in LENGTHS if name in PROFILES)
 SEEDS: Final = (1, 2, 3)
 SPIKE_S: Final = 45.0
 CHANGE_S: Final = 40.0

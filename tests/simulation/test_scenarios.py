@@ -11,7 +11,8 @@ from msgspec.structs import replace
 
 from ciuicflow.flowcontrol.tiers import DEFAULT_TIERS
 from ciuicflow.testing.engine_model import EngineProfile
-from simulation.harness import LENGTHS, Request, Scenario, Simulation
+from loadtest.workload import LENGTHS
+from simulation.harness import Request, Scenario, Simulation
 from simulation.scenarios import CHANGE_S, ENGINES, SCENARIOS, SEEDS, SPIKE_S, run
 
 GOLD, SILVER, BRONZE = DEFAULT_TIERS

@@ -13,12 +13,12 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
+from support.verdicts import REFUSALS
 
 from ciuicflow.endpoint import EndpointId
 from ciuicflow.flowcontrol.actions import Action, Dispatch, Endpoint, Item, Role
 from ciuicflow.flowcontrol.controller import FlowController
 from ciuicflow.flowcontrol.cost import Usage
-from ciuicflow.flowcontrol.outcomes import REFUSALS
 from ciuicflow.flowcontrol.tiers import DEFAULT_TIERS, FlowConfig
 
 MODELS = ("m", "n")

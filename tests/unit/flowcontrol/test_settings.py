@@ -4,8 +4,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from support.verdicts import REFUSALS
 
-from ciuicflow.flowcontrol.outcomes import REFUSALS
 from ciuicflow.flowcontrol.tiers import DEFAULT_TIERS, FlowConfig, TierConfig
 from ciuicflow.gateway.responses import ANSWERS
 

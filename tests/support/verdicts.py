@@ -1,4 +1,4 @@
-"""Which outcomes of a request are flow control's verdicts."""
+"""Which outcomes of a request are flow control's own verdicts."""
 
 from typing import Final
 
@@ -14,4 +14,3 @@ REFUSALS: Final = frozenset(
         Outcome.DISPLACED,
     }
 )
-"""What a Refuse can carry; gateway/responses.py has the HTTP answer of each."""
