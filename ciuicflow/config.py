@@ -4,6 +4,7 @@ An unknown key, a wrong type or a value out of range is an error that names its 
 """
 
 import ipaddress
+import re
 import ssl
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 import yaml
+from msgspec import inspect
 
 from ciuicflow.engines.table import ADAPTERS
 from ciuicflow.errors import ConfigError, StartError
@@ -290,6 +292,36 @@ def _parsed(path: str, parse: Callable[[str], _T], text: str) -> _T:
         raise ConfigError(f"{path}: {error}") from None
 
 
+def _expected(path: str) -> str:
+    """Say which words may stand at a path, where they are few: values, or keys of a mapping."""
+    kinds: list[inspect.Type] = [inspect.type_info(Config)]
+    for key in re.findall(r"\.(\w+)|\[", path):  # empty: an item of a list
+        kinds = [inner for kind in kinds for inner in _inner(kind, key)]
+    words = [word for kind in kinds for word in _words(kind)]
+    return f"; expected {', '.join(words)}" if words else ""
+
+
+def _inner(kind: inspect.Type, key: str) -> list[inspect.Type]:
+    found: list[inspect.Type] = []
+    if isinstance(kind, inspect.StructType):
+        found = [field.type for field in kind.fields if field.encode_name == key]
+    elif isinstance(kind, inspect.ListType | inspect.VarTupleType) and not key:
+        found = [kind.item_type]
+    return [
+        member
+        for inner in found
+        for member in (inner.types if isinstance(inner, inspect.UnionType) else (inner,))
+    ]
+
+
+def _words(kind: inspect.Type) -> list[str]:
+    if isinstance(kind, inspect.LiteralType):
+        return [str(value) for value in kind.values]
+    if isinstance(kind, inspect.StructType):
+        return [field.encode_name for field in kind.fields]
+    return []
+
+
 def decode(data: object) -> Config:
     """Turn decoded YAML into records. Raises ConfigError with the path of what is wrong."""
     if not isinstance(data, dict):
@@ -299,8 +331,9 @@ def decode(data: object) -> Config:
     except msgspec.ValidationError as error:
         message, _, path = str(error).rpartition(" - at ")
         if not message:
-            raise ConfigError(f"$: {error}") from None
-        raise ConfigError(f"{path.strip('`')}: {message}") from None
+            message, path = str(error), "$"
+        path = path.strip("`")
+        raise ConfigError(f"{path}: {message}{_expected(path)}") from None
     _check(config)
     return config
 

@@ -117,3 +117,25 @@ def test_a_file_name_that_cannot_be_one_is_refused() -> None:
         upstream.tls_context()
     with pytest.raises(StartError, match="certificate"):
         ServerTls(cert_file="a\0b", key_file="a\0b").context()
+
+
+U = {"url": "http://h"}
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        ({"upstreams": [U], "routing": "random"}, "power_of_two"),
+        ({"upstreams": [U, {**U, "engine": "vlm"}]}, "vllm"),
+        ({"upstreams": [U], "log": {"format": "xml"}}, "json"),
+        ({"upstreams": [U], "flow": {"bypas_tier": "gold"}}, "bypass_tier"),
+        ({"upstreams": [U], "flow": {"tiers": [{"nam": "gold"}]}}, "ttft_target_s"),
+        ({"upstreams": [U], "flow": {"unknown_keys": {"acept": True}}}, "accept"),
+        ({"upstreams": [U], "rooting": "round_robin"}, "routing"),
+    ],
+)
+def test_a_wrong_word_is_refused_with_the_words_that_may_stand_there(
+    data: dict[str, object], expected: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"expected .*\b{expected}\b"):
+        decode(data)
