@@ -19,6 +19,28 @@ def with_engine(stub: Upstream, engine: str, **more: object) -> dict[str, object
     return {"url": stub.url, "engine": engine, "send_priority": True, **more}
 
 
+@pytest.mark.parametrize("routing", ["round_robin", "least_load"])
+def test_opted_in_requests_take_turns_where_all_have_room(
+    start: Start, stubs: Stubs, routing: str
+) -> None:
+    first, second = stubs(), stubs()
+    gateway = start(config(first, second, routing=routing))
+    for _ in range(6):
+        assert gateway.fetch("POST", PATH, tuple(flow.headers("gold")), flow.body()).status == 200
+    assert (len(first.requests), len(second.requests)) == (3, 3)
+
+
+def test_a_reload_of_the_routing_reaches_opted_in_requests(start: Start, stubs: Stubs) -> None:
+    first, second = stubs(), stubs()
+    gateway = start(config(first, second, routing="least_load"))
+    gateway.fetch("POST", PATH, tuple(flow.headers("gold")), flow.body())
+    gateway.reload(config(first, second, routing="round_robin"))
+    wait.until(lambda: gateway.state()["routing"] == "round_robin")
+    gateway.fetch("POST", PATH, tuple(flow.headers("gold")), flow.body())
+    reasons = ["least_load=0.00", "round_robin"]
+    wait.until(lambda: [line["why"] for line in gateway.log_records() if "why" in line] == reasons)
+
+
 @pytest.mark.line(33)
 @pytest.mark.parametrize(("engine", "wanted"), [("vllm", LOWER), ("sglang", HIGHER)])
 def test_a_tier_becomes_the_engines_priority(

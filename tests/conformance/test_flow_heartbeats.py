@@ -50,6 +50,19 @@ def test_nothing_else_gets_them(start: Start, stubs: Stubs, opted_in: bool) -> N
         assert b": waiting" not in client.until(b"}")
 
 
+def test_an_enrolled_stream_waits_in_silence(start: Start, stubs: Stubs) -> None:
+    """It did not opt in: its bytes are the engine's own."""
+    stub = stubs()
+    gateway = started(start, stub, bypass_tier="silver")
+    with flow.full(gateway, stub) as engine, gateway.connect() as client:
+        client.send(flow.chat(stream=True).replace(b"X-Ciuic-Flow: enabled\r\n", b""))
+        flow.wait_queued(gateway, 1)
+        time.sleep(3 * BEAT_S)
+        engine.answer = TOKENS
+        engine.let_all()
+        assert client.until(b"\r\n0\r\n\r\n") == TOKENS
+
+
 def test_a_stream_without_chunks_is_framed_for_a_client_that_has_our_head(
     start: Start, stubs: Stubs
 ) -> None:
@@ -110,3 +123,14 @@ def test_what_reaches_the_engine_asks_for_no_coding(start: Start, stubs: Stubs) 
         engine.let_all()
         client.until(b"\r\n0\r\n\r\n")
     assert stub.requests[-1].get("accept-encoding") is None
+
+
+def test_an_interim_answer_does_not_get_into_the_stream(start: Start, stubs: Stubs) -> None:
+    stub = stubs()
+    gateway = started(start, stub)
+    with flow.full(gateway, stub) as engine, gateway.connect() as client:
+        client.send(flow.chat("silver", stream=True))
+        client.until(b": waiting")
+        engine.answer = b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n" + TOKENS
+        engine.let_all()
+        assert b"HTTP/1.1" not in client.until(b"\r\n0\r\n\r\n")

@@ -806,3 +806,38 @@ def test_one_queued_request_costs_one_outcome_whatever_happens(start: Start, stu
         assert len(new.requests) == 1
     flow.wait_empty(gateway)
     assert sum(outcome_delta(before, gateway.metrics()).values()) == 2
+
+
+def test_a_deadline_counts_from_the_arrival_and_not_from_the_end_of_the_upload(
+    start: Start, stubs: Stubs
+) -> None:
+    stub = stubs()
+    gateway = start(config(stub))
+    raw = flow.chat("gold", (b"X-Ciuic-Deadline-Ms", b"300"))
+    with gateway.connect() as client:
+        client.send(raw[:-5])
+        time.sleep(0.6)
+        client.send(raw[-5:])
+        refused = client.response("POST")
+    assert assert_openai_error(refused, 429)["code"] == "deadline_infeasible"
+    assert stub.requests == []
+
+
+@pytest.mark.parametrize(("status", "grows"), [("200 OK", True), ("400 Bad Request", False)])
+async def test_only_good_answers_teach_the_limit(
+    start: Start, stubs: Stubs, status: str, grows: bool
+) -> None:
+    """Errors come at once: a limit that learnt from them would open the gates."""
+    stub = stubs()
+    engine = Engine(response_bytes(flow.ANSWER_BODY, status), pause_s=0.02)
+    engine.let_all()
+    stub.script(engine)
+    gateway = start(config(stub))
+
+    async def client() -> None:
+        for _ in range(10):
+            await flow.ask(gateway.listen, flow.chat("gold"))
+
+    await asyncio.gather(*(client() for _ in range(24)))
+    limit = gateway.state()["flow"]["endpoints"][0]["limit_requests"]
+    assert (limit > 8) == grows

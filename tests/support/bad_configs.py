@@ -40,6 +40,51 @@ BAD: dict[str, tuple[Any, str]] = {
     "listen of a wrong type": ({"upstreams": [U], "listen": 8080}, "$.listen"),
     "half of tls": ({"upstreams": [U], "tls": {"cert_file": "a.pem"}}, "$.tls"),
     "two of one name": ({"upstreams": [{**U, "name": "a"}, {**U, "name": "a"}]}, "upstreams"),
+    "priority of an engine not named": (
+        {"upstreams": [{**U, "send_priority": True}]},
+        "$.upstreams[0].send_priority",
+    ),
+    "priority of an engine without": (
+        {"upstreams": [{**U, "engine": "llamacpp", "send_priority": True}]},
+        "$.upstreams[0].send_priority",
+    ),
+    "peer that is no network": ({"upstreams": [U], "trusted_peers": ["x"]}, "$.trusted_peers[0]"),
+    "bypass in no tier": ({"upstreams": [U], "flow": {"bypass_tier": "x"}}, "$.flow.bypass_tier"),
+    "tenant in no tier": (
+        {"upstreams": [U], "flow": {"tenants": [{"name": "a", "keys_sha256": [], "tiers": ["x"]}]}},
+        "$.flow.tenants[0].tiers",
+    ),
+    "key of two tenants": (
+        {
+            "upstreams": [U],
+            "flow": {"tenants": [{"name": name, "keys_sha256": ["0" * 64]} for name in "ab"]},
+        },
+        "$.flow.tenants[1].keys_sha256",
+    ),
+    "key that is not hashed": (
+        {"upstreams": [U], "flow": {"tenants": [{"name": "a", "keys_sha256": ["sk-1"]}]}},
+        "$.flow.tenants[0].keys_sha256[0]",
+    ),
+    "floors above everything": (
+        {
+            "upstreams": [U],
+            "flow": {
+                "default_tier": "a",
+                "tiers": [
+                    {
+                        "name": name,
+                        "rank": rank,
+                        "floor": 0.6,
+                        "ttft_target_s": 1,
+                        "itl_target_s": 1,
+                        "max_wait_s": 1,
+                    }
+                    for rank, name in enumerate("ab")
+                ],
+            },
+        },
+        "$.flow",
+    ),
     "a list": ([1, 2], "mapping"),
     "not YAML": ("{upstreams: [", "YAML"),
     "tab in YAML": ("upstreams:\n\t- url: http://a", "YAML"),

@@ -13,6 +13,7 @@ from ciuicflow.gateway.headers import (
     client_head,
     drop_fields,
     field_value,
+    read_request_head,
     upstream_head,
 )
 
@@ -234,3 +235,11 @@ def test_fields_are_found_and_dropped_in_any_case() -> None:
     assert field_value(lines, b"a") == b"1"
     assert field_value(lines, b"c") == b""
     assert drop_fields(lines, (b"a",)) == b"B:3\r\n"
+
+
+def test_heads_are_remembered_up_to_a_size() -> None:
+    small = request(b"X-A: " + b"a" * 100)
+    large = request(b"X-A: " + b"a" * 4000)
+    assert read_request_head(small) is read_request_head(small)
+    assert read_request_head(large) is not read_request_head(large)
+    assert read_request_head(large).lines == RequestHead(large).lines
